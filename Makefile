@@ -1,0 +1,41 @@
+# `make demo` and `make test` do everything on a machine with Python 3.11+ and make.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test lint test-faults test-interop bench clean
+
+demo: $(STAMP)
+	rm -rf demo/run
+	$(BIN)/rollbook demo demo/run
+
+test: $(STAMP) lint
+	$(BIN)/python -m pytest -q -m "not faults and not interop"
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Long fault injection: hundreds of kills, full disks.
+test-faults: $(STAMP)
+	$(BIN)/python -m pytest -q -m faults
+
+# Other systems' own code reads our files; each peer gets an environment of its own below .venvs/.
+test-interop: $(STAMP)
+	$(BIN)/python tests/interop/setup_tinker.py
+	$(BIN)/python -m pytest -q -m interop tests/interop
+
+bench: $(STAMP)
+	$(BIN)/python tests/interop/setup_tinker.py
+	$(BIN)/python bench/records.py
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rollbook needs Python 3.11 or newer; try: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .venvs .cache demo/run

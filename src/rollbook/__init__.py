@@ -1,0 +1,51 @@
+"""Rollbook records the post-training loop of a language model, from the run down to each token.
+
+Writing: `Run`, `Trajectory`, `Step`, `logtree`. Reading: `open_run`. Names load on first use, so importing
+the package costs nothing and reading a run never imports torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from rollbook.version import __version__
+
+if TYPE_CHECKING:
+    from rollbook.errors import RollbookError
+    from rollbook.records import logtree
+    from rollbook.records.rollouts import Step, Trajectory
+    from rollbook.runs.reader import RunReader, open_run
+    from rollbook.runs.run import Run
+
+__all__ = [
+    "RollbookError",
+    "Run",
+    "RunReader",
+    "Step",
+    "Trajectory",
+    "__version__",
+    "logtree",
+    "open_run",
+]
+
+_HOMES = {
+    "RollbookError": "rollbook.errors",
+    "Run": "rollbook.runs.run",
+    "RunReader": "rollbook.runs.reader",
+    "Step": "rollbook.records.rollouts",
+    "Trajectory": "rollbook.records.rollouts",
+    "open_run": "rollbook.runs.reader",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "logtree":
+        return import_module("rollbook.records.logtree")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'rollbook' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,64 @@
+"""`rollbook COMMAND ...`: finds the command's module and hands over.
+
+Only the chosen command is imported, so `rollbook --help` is instant and reading a run never loads torch.
+Errors a user can cause end in one line on stderr and the exit code of their kind; 130 is an interrupt.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+from rollbook.errors import RollbookError, UsageError
+from rollbook.version import __version__
+
+# name -> what it does; the module of the same name below rollbook.cli holds its typer `app`.
+COMMANDS = {
+    "demo": "write a small synthetic run and read it back",
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        _dispatch(arguments)
+    except RollbookError as error:
+        print(f"rollbook: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("rollbook: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def _dispatch(arguments: list[str]) -> None:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return
+    if arguments[0] == "--version":
+        print(f"rollbook {__version__}")
+        return
+    name, *rest = arguments
+    if name not in COMMANDS:
+        raise UsageError(_unknown(name))
+    app = import_module(f"rollbook.cli.{name}").app
+    app(args=rest, prog_name=f"rollbook {name}")
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    commands = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items())
+    return (
+        "usage: rollbook COMMAND [ARGUMENTS]\n\n"
+        "Runs the post-training loop of a language model and keeps the whole record of it.\n\n"
+        f"{commands}\n\n"
+        "rollbook COMMAND --help says more; every command has --json.\n"
+        "exit codes: 0 done, 1 error, 2 usage, 3 incomplete, 130 interrupted"
+    )
+
+
+def _unknown(name: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean `rollbook {near[0]}`?" if near else "type `rollbook --help` for the list"
+    return f"no command {name!r}; {hint}"

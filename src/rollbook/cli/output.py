@@ -1,0 +1,72 @@
+"""What commands share in talking to a person: a console, progress, safe text.
+
+Progress is a bar on a terminal and, in a log, a plain line now and then without carriage returns. Model
+output that reaches a terminal goes through `printable` first: an escape sequence in a completion must not
+be able to move the cursor, set the title or hide text.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_LINE_EVERY_SECONDS = 10.0
+
+
+def console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def progress(*, total: int, label: str, quiet: bool = False) -> Iterator[Callable[[], None]]:
+    """Yields a function to call once for each thing done."""
+    if quiet:
+        yield lambda: None
+    elif sys.stderr.isatty():
+        with _bar(total, label) as advance:
+            yield advance
+    else:
+        yield _LogLines(total, label).advance
+
+
+@contextmanager
+def _bar(total: int, label: str) -> Iterator[Callable[[], None]]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda: bar.advance(task)
+
+
+class _LogLines:
+    def __init__(self, total: int, label: str) -> None:
+        self._total, self._label = total, label
+        self._done = 0
+        self._last = time.monotonic()
+
+    def advance(self) -> None:
+        self._done += 1
+        now = time.monotonic()
+        if self._done == self._total or now - self._last >= _LINE_EVERY_SECONDS:
+            self._last = now
+            print(f"{self._label}: {self._done} of {self._total}", file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """Control and format characters as visible code points; newlines and tabs stay."""
+    return "".join(
+        char
+        if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs")
+        else f"<U+{ord(char):04X}>"
+        for char in text
+    )

@@ -1,0 +1,1 @@
+"""The files of a run: one module per file, its record, writer and reader together."""

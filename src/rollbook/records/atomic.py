@@ -1,0 +1,85 @@
+"""Whole files appear complete or not at all.
+
+A reader, or the next process after a power cut, sees either the old content or the new one: write aside,
+fsync, rename, fsync the directory. A file that is replaced keeps its mode; a symlink keeps pointing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+from pathlib import Path
+
+from rollbook.errors import WriteError
+
+_LEFTOVER = re.compile(r"\..+\.[0-9a-f]{12}\.tmp", re.DOTALL)
+
+
+def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Replace a file whole. `durable=False` spares the disk where losing the newest version is harmless."""
+    target = path.resolve() if path.is_symlink() else path
+    aside = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        make_directory(target.parent)
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise WriteError(f"{path}: cannot write here: {error.strerror or error}") from error
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            _take_mode_of(target, file.fileno())  # before the data: a private file is never open to others
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        aside.replace(target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise WriteError(
+            f"{path}: not written ({error.strerror or error}); the previous content is untouched"
+        ) from error
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
+    if durable:
+        fsync_directory(target.parent)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Remove what killed calls of `write_atomic` left here; for the one process that writes to it."""
+    for entry in directory.glob(".*.tmp"):
+        if _LEFTOVER.fullmatch(entry.name):
+            entry.unlink(missing_ok=True)
+
+
+def make_directory(directory: Path) -> None:
+    """Create a directory and its missing parents, each so that it survives a power cut."""
+    missing = []
+    while not directory.is_dir():
+        missing.append(directory)
+        directory = directory.parent
+    for new in reversed(missing):
+        new.mkdir(exist_ok=True)
+        fsync_directory(new.parent)
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make a rename or a new name survive a power cut."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise WriteError(
+            f"{directory}: the disk did not confirm a new name here ({error.strerror or error})"
+        ) from error
+
+
+def _take_mode_of(target: Path, descriptor: int) -> None:
+    with contextlib.suppress(FileNotFoundError):  # a new file has the mode that the umask gave it
+        os.fchmod(descriptor, target.stat().st_mode & 0o777)

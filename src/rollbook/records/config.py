@@ -1,0 +1,397 @@
+"""config.json: the whole configuration of a run, whatever kind of object it was.
+
+Every object says its type (`__type__` first), functions stand by their qualified name, secrets are redacted,
+and NaN and Inf, which JSON does not have, are null plus an entry in the top-level `nonfinite` map. Nothing in
+a config can stop a run: no property is evaluated, and what cannot be read becomes a note in its place. Only
+two keys that would be written as the same string are an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import datetime
+import decimal
+import enum
+import functools
+import json
+import math
+import re
+import sys
+import types
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, MappingView
+from pathlib import Path, PurePath
+from typing import Any
+
+from rollbook.errors import BadFileError, RollbookError, UsageError
+from rollbook.records.atomic import write_atomic
+from rollbook.records.redact import REDACTED, redact_tree
+
+TYPE_KEY = "__type__"
+_NONFINITE = "nonfinite"
+_MAX_DEPTH = 64
+_MAX_VALUES = 200_000
+_MAX_ARRAY = 100
+_MAX_BYTES = 256
+_MAX_REPR = 500
+
+_KeyPath = tuple[str | int, ...]
+_PLAIN_MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict, types.MappingProxyType)
+_SEQUENCES = (list, tuple, collections.deque, MappingView)
+_AS_TEXT = (PurePath, decimal.Decimal, uuid.UUID)
+_SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_PLAIN_KEY = re.compile(r"[^.\[\]\"\s]+")
+
+
+def dump_config(config: object) -> dict[str, Any]:
+    """The config as it stands in config.json."""
+    dumper = _Dumper()
+    dumped = {} if config is None else dumper.dump(config, ())
+    if not isinstance(dumped, dict):
+        dumped = {TYPE_KEY: type_name(config), "value": dumped}
+    clean: dict[str, Any] = redact_tree(dumped)
+    if dumper.nonfinite:
+        clean[_NONFINITE if _NONFINITE not in clean else f"__{_NONFINITE}__"] = dumper.nonfinite
+    return clean
+
+
+def write_config(path: Path, config: object) -> None:
+    text = json.dumps(dump_config(config), indent=2, ensure_ascii=False, allow_nan=False)
+    write_atomic(path, f"{text}\n".encode())
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read ours or a peer's; NaN and Infinity, which peers write as such, are accepted."""
+    repair = "correct it there, restore a copy, or move the file away: a run can be read without it"
+    try:
+        config = json.loads(path.read_bytes().decode("utf-8-sig"))
+    except FileNotFoundError as error:
+        raise BadFileError(path, "there is no such file; give the directory of a run") from error
+    except OSError as error:
+        raise BadFileError(path, f"cannot be read ({error.strerror or error})") from error
+    except json.JSONDecodeError as error:
+        raise BadFileError(
+            path, f"line {error.lineno}, column {error.colno}: {error.msg}; {repair}"
+        ) from error
+    except (ValueError, RecursionError) as error:  # not UTF-8, or thousands of digits or brackets
+        raise BadFileError(path, f"cannot be parsed ({error}); {repair}") from error
+    if not isinstance(config, dict):
+        raise BadFileError(path, f"holds a {type(config).__name__} where an object {{...}} is due; {repair}")
+    return config
+
+
+def key_path(parts: Iterable[str | int]) -> str:
+    """`a.b[0]`; a key with a dot, bracket, quote or space in it is written `a["b.c"]`."""
+    text = ""
+    for part in parts:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif _PLAIN_KEY.fullmatch(part):
+            text += f".{part}" if text else part
+        else:
+            text += f"[{json.dumps(part, ensure_ascii=False)}]"
+    return text
+
+
+def type_name(value: object) -> str:
+    """`module.QualName` of a value's type."""
+    return _qualified(type(value).__module__, type(value).__qualname__)
+
+
+def _qualified(module: object, qualname: object) -> str:
+    if module == "__main__":
+        # Run as `python -m pkg.train`, the module still knows its importable name.
+        module = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", None) or module
+    return f"{module or 'builtins'}.{qualname}"
+
+
+class _Dumper:
+    def __init__(self) -> None:
+        self.nonfinite: dict[str, str] = {}
+        self._above: set[int] = set()
+        self._left = _MAX_VALUES
+
+    def dump(self, value: Any, path: _KeyPath) -> Any:
+        """The value as JSON data; a value that fails to show itself becomes a note."""
+        self._left -= 1
+        if value is None or value is True or value is False:
+            return value
+        if id(value) in self._above:
+            return "[circular]"
+        if len(self._above) >= _MAX_DEPTH:
+            return f"[too deep: {_safe(type_name, value)}]"
+        self._above.add(id(value))
+        try:
+            return self._dump(value, type(value), path)
+        except RollbookError:
+            raise
+        except Exception as error:
+            return {TYPE_KEY: _safe(type_name, value), "unreadable": type(error).__name__}
+        finally:
+            self._above.discard(id(value))
+
+    def _dump(self, value: Any, cls: type, path: _KeyPath) -> Any:
+        if issubclass(cls, enum.Enum):
+            if issubclass(cls, str | int) and not issubclass(cls, enum.Flag):
+                return self.dump(value.value, path)
+            return self._typed(value, (("name", value.name), ("value", value.value)), path)
+        if issubclass(cls, str | int | float):
+            return self._scalar(value, cls, path)
+        if issubclass(cls, _AS_TEXT):
+            return _clean(str(value))
+        if issubclass(cls, datetime.date | datetime.time):
+            return value.isoformat()
+        if issubclass(cls, functools.partial | functools.partialmethod):
+            parts = {"func": value.func, "args": value.args, "kwargs": value.keywords}
+            return self._typed(value, parts.items(), path)
+        if (name := _name_of(value, cls)) is not None:
+            return name
+        if all(hasattr(cls, name) for name in ("shape", "dtype", "tolist")):  # numpy, torch and their like
+            return self._array(value, path)
+        if (plain := _omegaconf(value, cls)) is not None:
+            return self.dump(plain, path)
+        if issubclass(cls, Mapping):
+            items = self._string_keys(value, path)
+            return self._entries(items, path) if cls in _PLAIN_MAPPINGS else self._typed(value, items, path)
+        if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+            return self._typed(value, zip(cls._fields, value, strict=False), path)
+        if issubclass(cls, set | frozenset):
+            return self._sequence(sorted(value, key=_set_order), path)
+        if issubclass(cls, _SEQUENCES):
+            return self._sequence(value, path)
+        return self._typed(value, _contents(value, cls), path)
+
+    def _scalar(self, value: Any, cls: type, path: _KeyPath) -> Any:
+        if issubclass(cls, str):
+            return _clean(str.__str__(value))
+        if issubclass(cls, int):
+            whole = int(value)
+            return whole if whole.bit_length() < 10_000 else hex(whole)  # Python parses back no longer ones
+        number = float(value)
+        if math.isfinite(number):
+            return number
+        self.nonfinite[key_path(path)] = "nan" if math.isnan(number) else "inf" if number > 0 else "-inf"
+        return None
+
+    def _array(self, value: Any, path: _KeyPath) -> Any:
+        """A list; of a big array, or of one that holds no values, only shape and dtype."""
+        shape = [int(length) for length in value.shape]
+        summary = {TYPE_KEY: type_name(value), "shape": shape, "dtype": str(value.dtype)}
+        if math.prod(shape) > _MAX_ARRAY:
+            return summary
+        try:
+            content = value.tolist()
+        except Exception:
+            return summary
+        # Extended precision has no Python type and returns itself.
+        return self.dump(float(content) if type(content) is type(value) else content, path)
+
+    def _typed(self, value: object, items: Iterable[tuple[str, Any]], path: _KeyPath) -> dict[str, Any]:
+        return {TYPE_KEY: type_name(value), **self._entries(items, path)}
+
+    def _entries(self, items: Iterable[tuple[str, Any]], path: _KeyPath) -> dict[str, Any]:
+        entries: dict[str, Any] = {}
+        for key, value in items:
+            if self._left <= 0:
+                entries["[left out]"] = f"this config holds more than {_MAX_VALUES} values"
+                break
+            entries[key] = self.dump(value, (*path, key))
+        return entries
+
+    def _sequence(self, values: Iterable[Any], path: _KeyPath) -> list[Any]:
+        items: list[Any] = []
+        for index, value in enumerate(values):
+            if self._left <= 0:
+                items.append(f"[left out: this config holds more than {_MAX_VALUES} values]")
+                break
+            items.append(self.dump(value, (*path, index)))
+        return items
+
+    def _string_keys(self, mapping: Mapping[Any, Any], path: _KeyPath) -> Iterator[tuple[str, Any]]:
+        seen: dict[str, Any] = {}
+        for key, value in mapping.items():
+            text = _key(key)
+            if text in seen:
+                both = " and ".join(f"{_safe(repr, k)} ({type(k).__name__})" for k in (seen[text], key))
+                where = key_path((*path, text))
+                raise UsageError(
+                    f"config key {where}: {both} are both written as {text!r}; rename one of them"
+                )
+            seen[text] = key
+            yield text, value
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, enum.Enum):
+        key = key.value if isinstance(key, str | int) else key.name
+    if isinstance(key, bytes):
+        return key.decode("utf-8", "replace")
+    if isinstance(key, float):
+        return repr(float(key))
+    plain = _Dumper().dump(key, ())
+    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+
+
+def _safe(show: Any, value: object) -> str:
+    """`repr` and its like, of objects that may refuse."""
+    try:
+        text = _ADDRESS.sub("", str(show(value)))
+    except Exception as error:
+        return f"<no {getattr(show, '__name__', 'text')}: {type(error).__name__}>"
+    return _clean(text if len(text) <= _MAX_REPR else text[:_MAX_REPR] + "...")
+
+
+def _clean(text: str) -> str:
+    """A lone surrogate, from a file name that is not UTF-8, cannot be written; it becomes U+FFFD."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _set_order(value: object) -> tuple[str, Any, str]:
+    number = value if isinstance(value, int | float) and not math.isnan(value) else 0
+    return ("" if isinstance(value, int | float) else type_name(value), number, _safe(repr, value))
+
+
+def _name_of(value: Any, cls: type) -> str | None:
+    """The name of what is best known by it: functions, classes, modules, dtypes, devices, type hints."""
+    if issubclass(cls, types.ModuleType):
+        return str(value.__name__)
+    if issubclass(cls, type):
+        return _qualified(value.__module__, value.__qualname__)
+    if issubclass(cls, types.MethodType):
+        return _name_of(value.__func__, type(value.__func__))
+    if cls in {types.GenericAlias, types.UnionType} or cls.__module__ in {"typing", "typing_extensions"}:
+        return _safe(repr, value)
+    if cls.__module__.partition(".")[0] in {"numpy", "torch", "jax", "jaxlib"} and any(
+        base.__name__ in {"dtype", "device", "layout", "memory_format"} for base in cls.__mro__
+    ):
+        return str(value)
+    if callable(value):
+        # Classes keep their own names elsewhere: only what is function-like has these in its dictionaries.
+        for name in ("__qualname__", "__name__"):
+            built_in = any(isinstance(base.__dict__.get(name), _SLOTS) for base in cls.__mro__)
+            if built_in or name in _stored(value):
+                return _qualified(getattr(value, "__module__", None), getattr(value, name))
+    return None
+
+
+def _omegaconf(value: Any, cls: type) -> Any:
+    """The resolved content of an OmegaConf node; where a value is missing, the unresolved one."""
+    if cls.__module__.partition(".")[0] != "omegaconf" or cls.__name__ not in {"DictConfig", "ListConfig"}:
+        return None
+    to_container = sys.modules["omegaconf"].OmegaConf.to_container
+    try:
+        return to_container(value, resolve=True)
+    except Exception:
+        return to_container(value, resolve=False)
+
+
+def _contents(value: Any, cls: type) -> Iterator[tuple[str, Any]]:
+    """What an object holds, by name, as it was declared; of an undeclared one all that is public."""
+    if issubclass(cls, datetime.timedelta):
+        yield "seconds", value.total_seconds()
+    elif issubclass(cls, bytes | bytearray | memoryview):
+        data = bytes(value)
+        text = data.decode("utf-8", "replace")
+        rest = f"... ({len(data)} bytes)" if len(data) > _MAX_BYTES else ""
+        readable = text.isprintable() and "\ufffd" not in text
+        yield ("text", text) if readable else ("hex", data[:_MAX_BYTES].hex() + rest)
+    elif hasattr(cls, "get_secret_value"):
+        yield "value", REDACTED
+    else:
+        attributes = _attributes(value, cls)
+        yield from attributes.items()
+        if not attributes and cls.__repr__ is not object.__repr__:
+            yield "repr", _safe(repr, value)
+
+
+def _stored(value: object) -> dict[str, Any]:
+    """All that `__dict__` and slots hold, collected by `object` itself: no code of the class runs."""
+    state: Any = object.__getstate__(value)
+    held, slots = state if isinstance(state, tuple) else (state, None)
+    return {**(slots or {}), **(held or {})}
+
+
+def _attributes(value: Any, cls: type) -> dict[str, Any]:
+    stored = _stored(value)
+    declared: Any = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else None
+    for marker in ("__struct_fields__", "__attrs_attrs__", "__chz_fields__"):  # msgspec, attrs, chz
+        declared = getattr(cls, marker, declared)
+    if declared is not None:
+        names = [field if isinstance(field, str) else field.name for field in declared]
+        return {name: _declared_value(stored, cls, name) for name in names}
+    if hasattr(cls, "__pydantic_fields__"):
+        stored |= stored.get("__pydantic_extra__") or {}
+    if cls in {argparse.Namespace, types.SimpleNamespace}:
+        return stored
+    return {name: content for name, content in stored.items() if not name.startswith("_")}
+
+
+def _declared_value(stored: dict[str, Any], cls: type, name: str) -> Any:
+    for key in (name, f"X_{name}"):  # chz keeps what it was given under X_
+        if key in stored:
+            return stored[key]
+    default = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), property())
+    return "[not stored]" if hasattr(type(default), "__get__") else default
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "(absent)"
+
+
+ABSENT = _Absent()
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigChange:
+    """One difference between two configs; `old` or `new` is ABSENT where the key is."""
+
+    key: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.old!r} -> {self.new!r}"
+
+
+def diff_configs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ConfigChange]:
+    """The changes from `a` to `b`, both as `dump_config` or `read_config` give them, in order."""
+    changes: list[ConfigChange] = []
+    numbers_a, numbers_b = _nonfinite_numbers(a), _nonfinite_numbers(b)
+    waiting: list[tuple[_KeyPath, Any, Any]] = [((), a, b)]
+    while waiting:
+        path, old, new = waiting.pop()
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            keys = [
+                key for key in {**old, **new} if path or key != _NONFINITE or not (numbers_a or numbers_b)
+            ]
+            pairs = [((*path, key), old.get(key, ABSENT), new.get(key, ABSENT)) for key in keys]
+            waiting.extend(reversed(pairs))
+        elif isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
+            items = [((*path, i), was, now) for i, (was, now) in enumerate(zip(old, new, strict=True))]
+            waiting.extend(reversed(items))
+        else:
+            key = key_path(path)
+            old = numbers_a.get(key) if old is None else old
+            new = numbers_b.get(key) if new is None else new
+            if not _same(old, new):
+                changes.append(ConfigChange(key, old, new))
+    return changes
+
+
+def _nonfinite_numbers(config: Mapping[str, Any]) -> dict[str, float]:
+    numbers = config.get(_NONFINITE)
+    if not isinstance(numbers, dict) or not set(map(str, numbers.values())) <= {"nan", "inf", "-inf"}:
+        return {}  # a user's own key of that name
+    return {key: float(text) for key, text in numbers.items()}
+
+
+def _same(old: Any, new: Any) -> bool:
+    if isinstance(old, float) and isinstance(new, float) and math.isnan(old) and math.isnan(new):
+        return True
+    return bool(old == new) and isinstance(old, bool) == isinstance(new, bool)

@@ -1,0 +1,162 @@
+"""`*_logtree.json`: written compact and in one go, read back from our files and from Tinker's.
+
+Text is stored unescaped (`"text": "plain"` says so). Files without that mark hold HTML-escaped strings,
+which are unescaped on reading. Encoding walks with its own stack: no tree is too deep to write.
+"""
+
+from __future__ import annotations
+
+import html as html_entities
+import json as stdlib_json
+import math
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import Any
+
+import msgspec
+import orjson
+
+from rollbook.errors import BadFileError
+from rollbook.records.atomic import write_atomic
+from rollbook.records.logtree.tree import Node, Trace
+from rollbook.records.logtree.values import to_plain, to_text
+from rollbook.version import __version__
+
+SCHEMA_VERSION = 1
+_encoder = msgspec.json.Encoder()
+# Longer ones are refused by Python's own parser, whose limit is 4300 decimal digits.
+_LONGEST_INTEGER = 4096
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def write(
+    trace: Trace, html: str | os.PathLike[str] | None = None, json: str | os.PathLike[str] | None = None
+) -> None:
+    """Write the page, the machine-readable tree, or both, each complete or not at all."""
+    if json is not None:
+        name = Path(html).name if html is not None else trace.path and PurePath(trace.path).name
+        write_atomic(Path(json), encode(trace, name or None))
+    if html is not None:
+        from rollbook.records.logtree.page import render  # only writers of pages need it
+
+        write_atomic(Path(html), render(trace))
+
+
+def encode(trace: Trace, html_name: str | None = None) -> bytes:
+    top = {
+        "title": trace.title,
+        "started_at": trace.started_at,
+        "path": html_name,
+        "schema_version": SCHEMA_VERSION,
+        "writer": f"rollbook {__version__}",
+        "text": "plain",
+    }
+    try:
+        return _encoder.encode({**top, "root": trace.root})
+    except (TypeError, ValueError, RecursionError):
+        # A lone surrogate, something put in by hand, or sections attached to sections without end.
+        return b"".join([_dumps(top)[:-1], b',"root":', *_tree_pieces(trace.root), b"}"])
+
+
+def _tree_pieces(root: Node) -> list[bytes]:
+    """The JSON of any tree. Every child is followed by a comma; closing a node replaces the last one."""
+    out = [_opening(root)]
+    stack: list[tuple[Node, Iterator[Node | str]]] = [(root, iter(root.children))]
+    while stack:
+        node, children = stack[-1]
+        for child in children:
+            if isinstance(child, Node):
+                out.append(_opening(child))
+                stack.append((child, iter(child.children)))
+                break
+            out += (_dumps(to_text(child)), b",")
+        else:
+            stack.pop()
+            if out[-1] == b",":
+                out.pop()
+            data = b"" if node.data is None else b',"data":' + _dumps(node.data)
+            out += (b"]" + data + b"}", b",")
+    return out[:-1]
+
+
+def _opening(node: Node) -> bytes:
+    return b'{"tag":%b,"attrs":%b,"children":[' % (_dumps(node.tag), _dumps(node.attrs))
+
+
+def _dumps(value: Any) -> bytes:
+    repaired = _repaired(to_plain(value))
+    return stdlib_json.dumps(repaired, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _repaired(value: Any) -> Any:
+    if isinstance(value, str):
+        return SURROGATE.sub("\ufffd", value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, int) and value.bit_length() > _LONGEST_INTEGER:
+        return hex(value)
+    if isinstance(value, list):
+        return [_repaired(item) for item in value]
+    if isinstance(value, dict):
+        return {_repaired(key): _repaired(item) for key, item in value.items()}
+    return value
+
+
+def read(path: str | os.PathLike[str]) -> Trace:
+    file = Path(path)
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        raise BadFileError(file, f"cannot be read: {error.strerror or error}") from error
+    top = _parsed(file, raw)
+    if not isinstance(top, dict) or not isinstance(top.get("root"), dict):
+        raise BadFileError(file, "is JSON but not a logtree: it has no root node")
+    root = _node_tree(top["root"], escaped=top.get("text") != "plain")
+    link = top.get("path")
+    return Trace(
+        to_text(top.get("title", "")),
+        root,
+        to_text(top.get("started_at", "")),
+        None if link is None else to_text(link),
+    )
+
+
+def _parsed(file: Path, raw: bytes) -> Any:
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        pass  # the standard parser also takes the NaN that other writers leave behind
+    try:
+        return stdlib_json.loads(raw)
+    except ValueError as error:
+        raise BadFileError(file, f"is not a complete JSON file: {error}") from error
+    except RecursionError as error:
+        raise BadFileError(file, "is nested too deeply to be read") from error
+
+
+def _node_tree(raw_root: dict[str, Any], *, escaped: bool) -> Node:
+    root = _bare_node(raw_root)
+    pending: list[tuple[Node, Any]] = [(root, raw_root.get("children"))]
+    while pending:
+        node, raw_children = pending.pop()
+        for raw in raw_children if isinstance(raw_children, list) else []:
+            if isinstance(raw, dict):
+                child = _bare_node(raw)
+                node.children.append(child)
+                pending.append((child, raw.get("children")))
+            else:
+                text = to_text(raw)
+                node.children.append(html_entities.unescape(text) if escaped else text)
+    return root
+
+
+def _bare_node(raw: dict[str, Any]) -> Node:
+    attrs, data = raw.get("attrs"), raw.get("data")
+    return Node(
+        to_text(raw.get("tag", "div")),
+        {name: to_text(value) for name, value in attrs.items()} if isinstance(attrs, dict) else {},
+        [],
+        data if isinstance(data, dict) else None,
+    )

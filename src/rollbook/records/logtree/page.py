@@ -1,0 +1,246 @@
+"""One offline HTML file from a tree: static, escaped once, nothing to fetch, nothing that can run.
+
+The page's own style and script are allowed by hash and nothing else is, so even a mistake here could not
+run what a model wrote. Tags and attribute names come from the fixed lists below, never from the tree. A
+report of a thousand trajectories has to stay readable, so groups and trajectories fold.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+from rollbook.records.logtree.escape import attribute, escape
+from rollbook.records.logtree.messages import block, mono, pretty, render_messages
+from rollbook.records.logtree.shell import foot, head
+from rollbook.records.logtree.tree import DATA_NAME, HEADINGS, Node, Trace
+from rollbook.records.logtree.values import to_text
+
+_INLINE = HEADINGS | {"p", "pre", "summary", "th", "td", "caption"}
+_TABLE_PARTS = frozenset({"table", "thead", "tbody", "tr", "th", "td", "caption"})
+_ANCHORED = re.compile(r"[0-9A-Za-z_-]{1,32}")
+_TURN, _TRAJECTORY, _GROUP = "data-turn", "data-traj-idx", "data-group-idx"
+_IN_HEADING = frozenset({_TURN, _TRAJECTORY, _GROUP})
+
+
+def render(trace: Trace) -> bytes:
+    body = _Body()
+    body.add(trace.root)
+    pieces = [head(trace, body.groups, body.trajectories), *body.out, foot()]
+    # Piece by piece: joined as text, one emoji would make all of it four bytes a character.
+    return b"".join([piece.encode() for piece in pieces])
+
+
+@dataclass(slots=True)
+class _Frame:
+    """An element whose children are being written."""
+
+    children: Iterator[Node | str]
+    closing: str
+    inline: bool
+    anchor: str
+    ids: dict[str, str]
+    sections: int = 0
+    trajectories: int = 0
+
+
+class _Body:
+    def __init__(self) -> None:
+        self.out: list[str] = []
+        self.groups = 0
+        self.trajectories = 0
+        self._anchors: dict[str, int] = {}  # how often each was asked for
+        self._calls = (f"k{number}" for number in count(1))
+        self._stack: list[_Frame] = []
+
+    def add(self, root: Node) -> None:
+        self._stack.append(_Frame(iter(root.children), "", False, "", {}))
+        while self._stack:
+            frame = self._stack[-1]
+            for child in frame.children:
+                if not isinstance(child, Node):
+                    text = escape(to_text(child))
+                    self.out.append(text if frame.inline else f"<p>{text}</p>")
+                elif self._opened(child, frame):
+                    break
+            else:
+                self.out.append(frame.closing)
+                self._stack.pop()
+
+    def _opened(self, node: Node, parent: _Frame) -> bool:
+        """Write a node; true when its children are still to come."""
+        if node.data is not None:
+            self._typed(node)
+        elif node.tag == "section":
+            self._section(node, parent)
+            return True
+        if not node.children:
+            return False
+        if node.tag == "details":
+            opening, closing = f'<details class="d"{" open" if "open" in node.attrs else ""}>', "</details>"
+        elif node.tag == "table":
+            opening, closing = '<div class="t"><table>', "</table></div>"
+        elif node.tag == "pre":
+            opening, closing = '<p class="k">', "</p>"
+        elif node.tag == "p" and any(isinstance(child, Node) for child in node.children):
+            opening, closing = "", ""  # a paragraph cannot hold blocks
+        elif node.tag in _INLINE or node.tag in _TABLE_PARTS:
+            opening, closing = f"<{node.tag}>", f"</{node.tag}>"
+        else:
+            opening, closing = "", ""
+        self.out.append(opening)
+        inline = node.tag in _INLINE and bool(opening)
+        self._stack.append(_Frame(iter(node.children), closing, inline, parent.anchor, parent.ids))
+        return True
+
+    def _typed(self, node: Node) -> None:
+        data = node.data or {}
+        kind = data.get("type")
+        if kind == "conversation":
+            self.out.append(f'<div class="v"{_data_attributes(node)}>')
+            render_messages(data.get("messages"), self.out, self._calls)
+            self.out.append("</div>")
+        elif kind == "table":
+            self.out.append(_table(data))
+        elif kind == "exception":
+            self.out.append(_exception(data, self._unique("x")))
+        else:
+            self.out.append(block(escape(to_text(kind)), mono(pretty(data))))
+
+    def _section(self, node: Node, parent: _Frame) -> None:
+        attrs, children = node.attrs, iter(node.children)
+        parent.sections += 1
+        anchor = self._anchor(node, parent)
+        first = next(children, None)
+        if isinstance(first, Node) and first.tag in HEADINGS:
+            tag, title = first.tag, "".join([child for child in first.children if isinstance(child, str)])
+        else:
+            tag, title, children = "h6", "(untitled)", iter(node.children)
+        data_attributes = _data_attributes(node)
+        heading = f'<{tag}>{escape(title)}<a href="#{anchor}"></a></{tag}>{_chips(attrs, parent.ids, title)}'
+        fold = None if _TURN in attrs else "j" if _TRAJECTORY in attrs else "g" if _GROUP in attrs else None
+        if fold is None:
+            opening, closing = f'<section id="{anchor}"{data_attributes}>', "</section>"
+        else:
+            is_open = " open" if self._is_first(fold, parent) else ""
+            opening = f'<details class="s {fold}" id="{anchor}"{data_attributes}{is_open}>'
+            heading = f"<summary>{heading}</summary>"
+            closing = "</details>"
+        self.out.append(opening + heading)
+        ids = {**parent.ids, **attrs} if attrs else parent.ids
+        self._stack.append(_Frame(children, closing, False, anchor, ids))
+
+    def _is_first(self, fold: str, parent: _Frame) -> bool:
+        """Whether a fold starts open: the first group, and the first trajectory of each."""
+        if fold == "g":
+            self.groups += 1
+            return self.groups == 1
+        self.trajectories += 1
+        parent.trajectories += 1
+        return parent.trajectories == 1
+
+    def _anchor(self, node: Node, parent: _Frame) -> str:
+        """`g3.t1.n2`: the same place keeps its link when the page is written again."""
+        own = f"s{parent.sections}"
+        for name, letter in ((_TURN, "n"), (_TRAJECTORY, "t"), (_GROUP, "g")):
+            if name in node.attrs and _ANCHORED.fullmatch(node.attrs[name]):
+                own = letter + node.attrs[name]
+                break
+        return self._unique(f"{parent.anchor}.{own}" if parent.anchor else own)
+
+    def _unique(self, anchor: str) -> str:
+        while anchor in self._anchors:
+            self._anchors[anchor] += 1
+            anchor = f"{anchor}_{self._anchors[anchor]}"
+        self._anchors[anchor] = 1
+        return anchor
+
+
+def _data_attributes(node: Node) -> str:
+    if not node.attrs:
+        return ""
+    return "".join([attribute(name, to_text(value)) for name, value in node.attrs.items() if _is_data(name)])
+
+
+@lru_cache(maxsize=256)
+def _is_data(name: str) -> bool:
+    return DATA_NAME.fullmatch(name) is not None
+
+
+def _chips(attrs: dict[str, str], inherited: dict[str, str], title: str) -> str:
+    """The ids that the heading does not already say, once on the outermost section that has them."""
+    if attrs.keys() <= _IN_HEADING:
+        return ""
+    shown = [
+        f"<small>{name[5:].replace('-', '_')} {escape(to_text(value))}</small>"
+        for name, value in attrs.items()
+        if name not in _IN_HEADING and inherited.get(name) != value and _is_data(name) and value not in title
+    ]
+    return "".join(shown)
+
+
+def _table(data: dict[str, Any]) -> str:
+    caption = data.get("caption")
+    columns, rows = _list(data.get("columns")), _list(data.get("rows"))
+    odd = {tuple(cell[:2]): to_text(cell[2]) for cell in _list(data.get("nonfinite")) if _is_place(cell)}
+    pieces = ['<div class="t"><table>']
+    if caption is not None:
+        pieces.append(f"<caption>{escape(to_text(caption))}</caption>")
+    pieces.append("<thead><tr>")
+    for column, name in enumerate(columns):
+        css = ' class="n"' if _is_numeric(rows, column) else ""
+        pieces.append(f'<th scope="col"{css}>{escape(to_text(name))}</th>')
+    pieces.append("</tr></thead><tbody>")
+    for index, row in enumerate(rows):
+        pieces.append("<tr>")
+        pieces.extend(_cell(cell, odd.get((index, column))) for column, cell in enumerate(_list(row)))
+        pieces.append("</tr>")
+    pieces.append("</tbody></table></div>")
+    return "".join(pieces)
+
+
+def _is_numeric(rows: list[Any], column: int) -> bool:
+    """Whether the first cell that holds anything holds a number."""
+    for row in rows:
+        if isinstance(row, list) and column < len(row) and row[column] is not None:
+            return isinstance(row[column], (int, float)) and not isinstance(row[column], bool)
+    return False
+
+
+def _is_place(cell: object) -> bool:
+    return isinstance(cell, list) and len(cell) == 3 and all(isinstance(index, int) for index in cell[:2])
+
+
+def _cell(value: object, nonfinite: str | None) -> str:
+    if nonfinite is not None:
+        return f'<td class="n w">{escape(nonfinite)}</td>'
+    if value is None:
+        return '<td class="o">–</td>'
+    if isinstance(value, bool):
+        return f"<td>{json.dumps(value)}</td>"
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return f'<td class="n w">{json.dumps(value)}</td>'
+        return f'<td class="n">{value:.6g}</td>'
+    if isinstance(value, int):
+        return f'<td class="n">{escape(to_text(value))}</td>'
+    return f"<td>{escape(pretty(value) if isinstance(value, (dict, list)) else to_text(value))}</td>"
+
+
+def _exception(data: dict[str, Any], anchor: str) -> str:
+    name, message = to_text(data.get("exception", "exception")), to_text(data.get("message", ""))
+    body = mono(to_text(data.get("traceback", "")))
+    return (
+        f'<details class="x" id="{anchor}" open><summary><b>{escape(name)}</b> {escape(message)}</summary>'
+        f"{body}</details>"
+    )
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

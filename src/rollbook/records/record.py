@@ -1,0 +1,104 @@
+"""Typed records that keep what they do not know.
+
+A record is a msgspec Struct whose unknown keys live in `extra`: a file written by a newer version, or by
+someone's own tool, survives a read and a write. On the wire `extra` is flattened to the top level, fields
+that are `None` and not `REQUIRED` are left out, and non-finite numbers are `null` with their keys listed
+under `nonfinite`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+import msgspec
+import orjson
+
+from rollbook.errors import BadLineError
+from rollbook.records.jsonl import Line, read_lines
+from rollbook.records.plain import Plain, encode, to_plain
+
+NONFINITE = "nonfinite"
+
+
+class Record(msgspec.Struct, kw_only=True):
+    REQUIRED: ClassVar[frozenset[str]] = frozenset()  # written even when None
+
+    extra: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Plain]) -> Self:
+        """Raises msgspec.ValidationError, whose text names the key."""
+        known = _field_names(cls)
+        extra = {key: value for key, value in plain.items() if key not in known}
+        record = msgspec.convert({key: plain[key] for key in known if key in plain}, cls)
+        record.extra = extra
+        return record
+
+    def to_plain(self) -> dict[str, Plain]:
+        values = {
+            name: getattr(self, name)
+            for name in _field_names(type(self))
+            if getattr(self, name) is not None or name in self.REQUIRED
+        }
+        nonfinite: list[str] = []
+        plain: dict[str, Plain] = to_plain(values, "", nonfinite)
+        plain.update(to_plain({k: v for k, v in self.extra.items() if k not in plain}, "", nonfinite))
+        if nonfinite:
+            plain[NONFINITE] = nonfinite
+        return plain
+
+    def encode(self) -> bytes:
+        return encode(self.to_plain())
+
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+
+
+@cache
+def _field_names(kind: type[Record]) -> dict[str, None]:
+    return dict.fromkeys(name for name in kind.__struct_fields__ if name != "extra")
+
+
+def decode_line(path: Path, line: Line) -> dict[str, Plain]:
+    """The JSON object on a line; bare NaN and Infinity, which other writers leave, become null as ours do."""
+    try:
+        value = orjson.loads(line.data)
+    except orjson.JSONDecodeError as error:
+        value = _decode_with_nan(line.data)
+        if value is None:
+            raise BadLineError(path, line.number, f"not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise BadLineError(path, line.number, "not a JSON object")
+    return value
+
+
+def decode_record(path: Path, line: Line, kind: type[AnyRecord]) -> AnyRecord:
+    try:
+        return kind.from_plain(decode_line(path, line))
+    except msgspec.ValidationError as error:
+        raise BadLineError(path, line.number, f"not a {kind.__name__}: {error}") from None
+
+
+def read_records(path: Path, kind: type[AnyRecord], *, start: int = 0) -> Iterator[AnyRecord]:
+    """Stream the records of a file; a missing file holds none."""
+    if path.exists():
+        for line in read_lines(path, start=start):
+            yield decode_record(path, line, kind)
+
+
+def _decode_with_nan(data: bytes) -> Plain:
+    if b"NaN" not in data and b"Infinity" not in data:
+        return None
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return None
+    nonfinite: list[str] = []
+    plain = to_plain(value, "", nonfinite)
+    if isinstance(plain, dict) and nonfinite:
+        plain[NONFINITE] = nonfinite
+    return plain

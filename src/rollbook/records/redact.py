@@ -1,0 +1,399 @@
+"""No secret reaches a file of a run.
+
+A value is a secret because of its name (`api_key`, `hf_token`), because of its shape (`sk-...`, a JWT, a PEM
+key, the password in a URL), or because it is the value of an environment variable with a secret's name. It
+becomes `[redacted]`; neither its length nor a part of it is kept. What only sounds like a secret stays:
+`max_tokens`, `pad_token: <pad>`, `api_key_env: OPENAI_API_KEY`, commit hashes, `api_key = os.environ["KEY"]`.
+
+No line is added or removed and every scan is linear: a redacted diff is still a diff, a big one is cheap.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+REDACTED = "[redacted]"
+_MAX_DEPTH = 200
+_MIN_ENVIRONMENT_VALUE = 8
+_MIN_CREDENTIAL = 16
+_MIN_PEM_LINE = 32
+
+
+class NameKind(Enum):
+    """What a key's name says about its value."""
+
+    PLAIN = 0
+    DOUBTFUL = 1  # `token`, `auth`: a secret only when the value looks like one
+    SECRET = 2
+
+
+_SECRET_NAME = re.compile(  # of a name's words joined together
+    r".*(?:secret|password|passwd|passphrase|passcode|authorization|credential"
+    r"|(?:api|secret|private|access|signing|encryption|subscription|account)key"
+    r"|(?:admin|db|mail|mysql|pg|postgres|redis|root|smtp|user)pass)"
+)
+_NUMERIC_SECRET_NAME = re.compile(r"(?i).*(?:secret|password|passwd|passphrase|passcode)")
+_DOUBTFUL_WORDS = {"token", "auth", "jwt", "cookie", "bearer"}
+_TOKEN_OF_A_SERVICE = re.compile(
+    r"access|auth|api|app|bearer|bot|ci|csrf|deploy|face|gh|github|gitlab|hf|hub|huggingface|id|jwt|npm|oauth"
+    r"|personal|pypi|refresh|secret|security|service|session|slack|tinker|vault|wandb|webhook"
+)
+_TOKEN_OF_A_VOCABULARY = re.compile(
+    r"audio|begin|bos|cls|end|eos|first|image|last|mask|new|next|pad|sep|special|start|stop|think|unk|video"
+)
+# Inside `credentials: {...}` these say where a secret is, not what it is.
+_REFERENCE_WORDS = {"env", "var", "file", "path", "name", "type"}
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_PATH_SEGMENT = re.compile(r'\["(.*?)"\]|\[\d+\]|([^.\[\]]+)')
+_REFERENCE = re.compile(r"\$\{(?:oc\.env:|env:)?[A-Za-z_]\w*\}|\$?[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
+_TEMPLATE = re.compile(
+    r"\$?\{[^{}\n]*\}|\$?\{\{[^\n]*\}\}|<[^<>\n]*>|%\(?\w*\)?s|\$\w+|\$\([^\n]*|[:*]*|\.\.\.|\[redacted\]"
+)
+_FILE_PATH = re.compile(r"(?:~|\.{1,2}|[A-Za-z]:)?[/\\].*\.\w{2,5}")
+_FLAG = re.compile(r"--?[A-Za-z][\w-]*")
+_CREDENTIAL = re.compile(r"[A-Za-z0-9_\-.+/=~:%!@#^*]+")
+_CODE_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|(?:[A-Z][a-z]+){2,}|[A-Z_]+|[A-Za-z_]\w*[(\[].*")
+_NUMBERED_NAME = re.compile(r"[A-Za-z_]+\d{0,3}")
+_ORDINARY_WORD = re.compile(
+    r"(?i)none|null|nil|true|false|yes|no|on|off|str|string|text|int|bool|bytes|float|any|object|optional|"
+    r"required|secretstr|undefined|self|default|empty|missing|hidden|password|passwd|pass|pwd|secret|token|api_?key|"
+    r"a|an|the|to|or|and|is|are|was|if|for|in|with|as|when|from|must|can|may|will|not|by|flags?|options?|values?|arguments?"
+)
+
+
+@lru_cache(maxsize=4096)
+def name_kind(name: str) -> NameKind:
+    """Judge one key, flag or variable name: `api_key`, `--api-key`, `hfToken`, `WANDB_API_KEY`."""
+    words = [word.lower() for word in _WORD.findall(name)]
+    while words and words[-1].isdigit():
+        words.pop()
+    if not words:
+        return NameKind.PLAIN
+    last, before = words[-1], words[-2] if len(words) > 1 else ""
+    singular = last[:-1] if last.endswith("s") and not last.endswith("ss") else last
+    service = before if singular == "token" else singular.removesuffix("token")
+    of_a_service = singular.endswith("token") and _TOKEN_OF_A_SERVICE.fullmatch(service)
+    if of_a_service or _SECRET_NAME.fullmatch("".join((*words[:-1], singular))):
+        return NameKind.SECRET
+    doubtful = last in _DOUBTFUL_WORDS and not _TOKEN_OF_A_VOCABULARY.fullmatch(before)
+    return NameKind.DOUBTFUL if doubtful else NameKind.PLAIN
+
+
+def redact_text(text: str) -> str:
+    """Redact a diff, a log or a command line. The number of lines stays the same."""
+    return _Redactor().text(text)
+
+
+def redact_tree(obj: Any) -> Any:
+    """Redact nested plain data (dicts, lists, tuples, scalars); the input is not changed."""
+    return _Redactor().tree(obj, NameKind.PLAIN, "", ())
+
+
+def redact_value(key_path: str | Sequence[str | int], value: Any) -> Any:
+    """Redact what stands under a key path: `policy.headers["x.api_key"]` or `("policy", "api_key")`."""
+    if isinstance(key_path, str):
+        names = [quoted or plain for quoted, plain in _PATH_SEGMENT.findall(key_path) if quoted or plain]
+    else:
+        names = [segment for segment in key_path if isinstance(segment, str)]
+    kind, name = NameKind.PLAIN, ""
+    for name in names:
+        kind = _kind_below(kind, name)
+    return _Redactor().tree(value, kind, name, ())
+
+
+def _kind_below(outer: NameKind, name: str) -> NameKind:
+    """A secret's name covers all it contains, except entries that only say where the secret is."""
+    if outer is not NameKind.SECRET:
+        return name_kind(name)
+    words = _WORD.findall(name)
+    return NameKind.PLAIN if words and words[-1].lower() in _REFERENCE_WORDS else NameKind.SECRET
+
+
+def _looks_like_credential(value: str, minimum: int = _MIN_CREDENTIAL, digits: int = 2) -> bool:
+    return (
+        len(value) >= minimum
+        and _CREDENTIAL.fullmatch(value) is not None
+        and sum(character.isdigit() for character in value) >= digits
+        and any(character.isalpha() for character in value)
+        and "://" not in value
+        and not _FILE_PATH.fullmatch(value)
+        and not _CODE_NAME.fullmatch(value)
+    )
+
+
+def _is_reference(value: str) -> bool:
+    """`${HF_TOKEN}` or `OPENAI_API_KEY`: the name of a variable that holds a secret, not the secret."""
+    return _REFERENCE.fullmatch(value) is not None and name_kind(value.strip("${}")) is not NameKind.PLAIN
+
+
+def _is_secret(name: str, kind: NameKind, value: str) -> bool:
+    if kind is NameKind.DOUBTFUL:
+        return _looks_like_credential(value)
+    if kind is NameKind.PLAIN or not value.strip() or _is_reference(value):
+        return False
+    # `credentials: ~/.config/service.json` names a file.
+    return not ("credential" in name.lower() and _FILE_PATH.fullmatch(value))
+
+
+def _environment_secrets(environment: Mapping[str, str]) -> list[str]:
+    """Values worth looking for in text, longest first so that one inside another does not leave a rest."""
+    found: set[str] = set()
+    for name, value in environment.items():
+        if not _is_secret(name, name_kind(name), value):
+            continue
+        # A diff prefixes every line, so a value of several lines is looked for line by line.
+        pieces = [piece for piece in value.splitlines() if "-----" not in piece]
+        minimum = _MIN_ENVIRONMENT_VALUE if len(pieces) == 1 else _MIN_CREDENTIAL
+        found.update(piece.strip() for piece in pieces if len(piece.strip()) >= minimum)
+    return sorted(found, key=lambda value: (-len(value), value))
+
+
+class _Redactor:
+    def __init__(self) -> None:
+        self._environment = _environment_secrets(os.environ)
+
+    def text(self, text: str) -> str:
+        for value in self._environment:
+            text = text.replace(value, REDACTED)
+        if "PRIVATE KEY" in text:
+            text = _redact_pem(text)
+        text = _URL_PASSWORD.sub(_redact_url, text)
+        text = _SHAPES.sub(REDACTED, text)
+        text = _BEARER.sub(_redact_bearer, text)
+        return _redact_named(text)
+
+    def tree(self, value: Any, kind: NameKind, name: str, above: tuple[int, ...]) -> Any:
+        if isinstance(value, str):
+            return REDACTED if _is_secret(name, kind, value) else self.text(value)
+        if isinstance(value, bytes):
+            text = value.decode("utf-8", "surrogateescape")
+            clean = self.tree(text, kind, name, above)
+            return value if clean == text else clean.encode("utf-8", "surrogateescape")
+        if value is None or isinstance(value, bool | int | float):
+            secret = kind is NameKind.SECRET and _NUMERIC_SECRET_NAME.fullmatch(name)
+            return REDACTED if secret and value is not None and not isinstance(value, bool) else value
+        if not isinstance(value, Mapping | list | tuple | set | frozenset):
+            return value
+        if id(value) in above:
+            return "[circular]"
+        if len(above) >= _MAX_DEPTH:
+            return "[too deep]"
+        above = (*above, id(value))
+        if isinstance(value, Mapping):
+            return self._mapping(value, kind, above)
+        plain = next(plain for plain in (list, tuple, set, frozenset) if isinstance(value, plain))
+        return plain(self._items(value, kind, name, above))
+
+    def _mapping(self, value: Mapping[Any, Any], kind: NameKind, above: tuple[int, ...]) -> dict[Any, Any]:
+        clean: dict[Any, Any] = {}
+        for key, entry in value.items():
+            if not isinstance(key, str):
+                clean[key] = self.tree(entry, kind, "", above)
+                continue
+            shown = self.text(key)
+            if shown != key and shown in clean:
+                shown = f"{shown} ({len(clean)})"
+            # The name of a type is never a secret, even inside `credentials`.
+            below = NameKind.PLAIN if key == "__type__" else _kind_below(kind, key)
+            clean[shown] = self.tree(entry, below, key, above)
+        return clean
+
+    def _items(self, values: Any, kind: NameKind, name: str, above: tuple[int, ...]) -> Iterator[Any]:
+        """The value after a secret's flag is a secret: `["--api-key", "..."]`."""
+        flag = ""
+        for value in values:
+            if flag and kind is not NameKind.SECRET and not (isinstance(value, str) and value[:1] == "-"):
+                yield self.tree(value, name_kind(flag), flag, above)
+            else:
+                yield self.tree(value, kind, name, above)
+            flag = value if isinstance(value, str) and _FLAG.fullmatch(value) else ""
+
+
+# What may stand before a secret: not a letter of a longer word, but the sign of a diff line, an escaped line
+# break, a percent escape or a terminal colour. No alternative lets a match start inside a run of its own
+# characters, which keeps the search linear.
+_START = r"(?:(?<![A-Za-z0-9_-])|(?<=^-)|(?<=\\[nrt])|(?<=%[0-9A-F]{2})|(?<=\[\dm)|(?<=\[\d\dm))"
+_SHAPES = re.compile(
+    _START
+    + r"""(?:
+    sk-(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{16,} | (?:sk|rk)_(?:live|test)_[A-Za-z0-9]{16,}
+  | (?:hf|api_org)_[A-Za-z0-9]{16,}(?!_) | gh[pousr]_[A-Za-z0-9]{20,} | github_pat_[A-Za-z0-9_]{20,}
+  | glpat-[A-Za-z0-9_-]{16,} | xox[abeprs]-[A-Za-z0-9-]{10,} | (?<=hooks\.slack\.com/)[A-Za-z0-9/]{20,}
+  | (?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9]) | AIza[A-Za-z0-9_-]{30,}
+  | ya29\.[A-Za-z0-9_-]{20,} | (?:npm|gsk|fw|r8)_[A-Za-z0-9]{32,}(?!_) | pypi-[A-Za-z0-9_-]{40,}
+  | (?:nvapi|xai|pplx|tml)-(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{24,}
+  | lsv2_[a-z]{2}_[A-Za-z0-9_]{24,} | SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}
+  | eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}
+    )""",
+    re.VERBOSE | re.MULTILINE,
+)
+_BEARER = re.compile(
+    r"((?:authorization\\?[\"']?[ \t]{0,4}[:=][ \t]{0,4}\\?[\"']?(?:bearer|basic|token|digest)|bearer)"
+    r"[ \t]{1,4})([^\s\"'`,;<>(){}\[\]\\$]{6,})",
+    re.IGNORECASE,
+)
+_URL_PASSWORD = re.compile(r"(://)([^\s/:@\"'<>\[\]]{0,256})(?::([^\s/@\"'<>]{1,512}))?@")
+_PEM_MARK = re.compile(r"-----(BEGIN|END) [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_PEM_ON_ONE_LINE = re.compile(_PEM_MARK.pattern + r"(?:\\[nr]|[A-Za-z0-9+/=]){32,}")
+_PEM_BODY = re.compile(
+    r"([ +-]?[ \t\"']*)([A-Za-z0-9+/=]+|(?:Proc-Type|DEK-Info|Version|Comment):[^\n]*|)"
+    r"((?:\\[nr])*[\"',)]*[ \t\r]*)"
+)
+
+
+def _redact_url(match: re.Match[str]) -> str:
+    scheme, user, password = match.groups()
+    if password is None:
+        return f"{scheme}{REDACTED}@" if _looks_like_credential(user) else match[0]
+    stays = _TEMPLATE.fullmatch(password) or _ORDINARY_WORD.fullmatch(password)
+    return match[0] if stays else f"{scheme}{user}:{REDACTED}@"
+
+
+def _redact_bearer(match: re.Match[str]) -> str:
+    head, value = match.groups()
+    secret = ":" in head or "=" in head or _looks_like_credential(value.rstrip("."))
+    return f"{head}{REDACTED}" if secret else match[0]
+
+
+def _redact_pem(text: str) -> str:
+    """Replace a key's body line by line; a mark that only stands in source code has no body beside it."""
+    text = _PEM_ON_ONE_LINE.sub(lambda match: f"-----{match[1]} PRIVATE KEY-----{REDACTED}", text)
+    lines = text.split("\n")
+    for index, line in enumerate(lines):
+        # A hunk can show the end of a key without its beginning.
+        for mark in _PEM_MARK.finditer(line):
+            _redact_pem_body(lines, index, step=1 if mark[1] == "BEGIN" else -1)
+    return "\n".join(lines)
+
+
+def _redact_pem_body(lines: list[str], index: int, step: int) -> None:
+    # Short lines are held until one of full length proves that this is a key.
+    held: list[tuple[int, re.Match[str]]] = []
+    proved = False
+    while 0 <= (index := index + step) < len(lines):
+        match = _PEM_BODY.fullmatch(lines[index])
+        if match is None or len(held) == 4:
+            return
+        held.append((index, match))
+        proved = proved or len(match[2]) >= _MIN_PEM_LINE
+        while proved and held:
+            at, body = held.pop()
+            lines[at] = f"{body[1]}{REDACTED if body[2] else ''}{body[3]}"
+
+
+_NAME_END = re.compile(
+    r"(?P<stem>(?:key|secret|password|passwd|passphrase|passcode|pass|token|auth|authorization|credential|jwt|cookie"
+    r"|bearer)s?(?:_?\d{1,3})?)(?![A-Za-z0-9_-])(?:\\{0,3}[\"'`])?\]?"
+    r"(?:[ \t]?:[ \t]?[A-Za-z][\w.\[\]| ]{0,60}(?==))?"
+    r"(?P<space>[ \t]{0,8})(?P<sign>=>|:=|[=!]=|[:=,])?(?P<gap>[ \t]{0,8})",
+    re.IGNORECASE | re.ASCII,
+)
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+_MAX_NAME = 64
+_OPENING = re.compile(r"([rbfuRBFU]{0,2})(\\{0,3})(\"{3}|'{3}|[\"'`])")
+_QUOTED = {quote: re.compile(rf"(?:\\.|[^\\\n{quote}])*") for quote in "\"'`"}
+_SCHEME = re.compile(r"(?:Bearer|Basic|Token)[ \t]+", re.IGNORECASE)
+_BARE = re.compile(r"[^\s\"'`,;&|<>(){}\[\]\\]+")
+_SHELL_VALUE = re.compile(r"[^\s\"'`\\]+")
+_REST_OF_LINE = re.compile(r"(\S++)(?:[ \t\r]+#[^\n]*|[ \t\r]*)$", re.MULTILINE)
+_BEFORE_A_LINE_KEY = re.compile(r"[+-]?[ \t]*(?:-[ \t]+)?")
+
+
+_Judged = tuple[int, int, bool]  # where a value begins and ends, and whether it is a secret
+
+
+def _redact_named(text: str) -> str:
+    """Redact `api_key = "..."`, `"api_key": "..."`, `API_KEY=...`, `--api-key ...`, `password: ...`."""
+    done: list[str] = []
+    position = seen = 0
+    for match in _NAME_END.finditer(text):
+        start = match.start()
+        if start < seen:
+            continue
+        lowest = max(position, start - _MAX_NAME)
+        while start > lowest and text[start - 1] in _NAME_CHARACTERS:
+            start -= 1
+        name = text[start : match.end("stem")]
+        if name_kind(name) is NameKind.PLAIN:
+            continue
+        opening = _OPENING.match(text, match.end())
+        quoted = _quoted_value(text, match, name, opening) if opening else None
+        begin, end, secret = quoted or _bare_value(text, match, name, start)
+        if secret:
+            done += (text[position:begin], REDACTED)
+            position = seen = end
+        elif end - begin > _MAX_NAME * 4:
+            seen = end  # a long run is judged once, or `password=password=...` would cost its length squared
+    done.append(text[position:])
+    return "".join(done)
+
+
+def _quoted_value(text: str, match: re.Match[str], name: str, opening: re.Match[str]) -> _Judged:
+    prefix, escape, quote = opening.groups()
+    begin = opening.end()
+    if escape or len(quote) == 3:
+        closing = re.compile(re.escape(escape + quote) + r"|\n").search(text, begin)
+        end = closing.start() if closing else len(text)
+    else:
+        inner = _QUOTED[quote].match(text, begin)
+        end = inner.end() if inner else begin
+        if text[end : end + 1] != quote:  # the quote before it was the closing one: `input("Password: ")`
+            return begin, begin, False
+    value = text[begin:end]
+    bare = _SCHEME.sub("", value, count=1)
+    if match["sign"] is None or _TEMPLATE.fullmatch(bare) or ("f" in prefix.lower() and "{" in value):
+        return begin, end, False
+    if match["sign"] == ",":
+        # A pair of strings may be a list of names; a value shows itself by its digits.
+        minimum, digits = (6, 1) if name.startswith("--") else (8, 2)
+        secret = _looks_like_credential(value, minimum, digits)
+    else:
+        secret = _is_secret(name, name_kind(name), value)
+    return begin, end, secret
+
+
+def _bare_value(text: str, match: re.Match[str], name: str, start: int) -> _Judged:
+    """An unquoted value may be code: the kind of line decides how much it must look like a secret."""
+    sign, begin, kind = match["sign"], match.end(), name_kind(name)
+    is_flag = name.startswith("--")
+    if sign in {",", "==", "!="} or (sign is None and not (is_flag and match["space"])):
+        return begin, begin, False
+    in_shell = is_flag or (name.isupper() and sign == "=" and not match["space"] and not match["gap"])
+    found = (_SHELL_VALUE if in_shell else _BARE).match(text, begin)
+    rest = _REST_OF_LINE.match(text, begin) if sign == ":" and match["gap"] else None
+    whole_line = rest is not None and _starts_line(text, start)
+    if found is None and not whole_line:
+        return begin, begin, False
+    end = rest.end(1) if rest and whole_line else found.end() if found else begin
+    value = text[begin:end].rstrip(".,;:)]}")
+    end = begin + len(value)
+    if (
+        not value
+        or value[0] in "$-<{[(*&"
+        or _CODE_NAME.fullmatch(value)
+        or text[end : end + 1] in {"(", "[", "{"}
+    ):
+        return begin, end, False
+    if _ORDINARY_WORD.fullmatch(value) or _TEMPLATE.fullmatch(value) or _is_reference(value):
+        return begin, end, False
+    if kind is NameKind.DOUBTFUL:
+        return begin, end, _looks_like_credential(value)
+    if in_shell or whole_line:
+        secret = True
+    elif "pass" in name.lower():
+        secret = _looks_like_credential(value, 6, digits=1)
+    else:
+        secret = _looks_like_credential(value, 8, digits=1) and not _NUMBERED_NAME.fullmatch(value)
+    return begin, end, secret
+
+
+def _starts_line(text: str, start: int) -> bool:
+    """Whether only a diff sign, indentation or a list dash stands before the name."""
+    line_start = text.rfind("\n", max(0, start - 200), start) + 1
+    return (line_start > 0 or start <= 200) and bool(_BEFORE_A_LINE_KEY.fullmatch(text, line_start, start))

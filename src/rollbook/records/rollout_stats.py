@@ -1,0 +1,155 @@
+"""The `env/...` metrics of one batch of rollouts, with the counts that make the means honest.
+
+Means are over the trajectories that ended well; `rollouts/expected`, `ok`, `failed` and `missing` stand
+beside them. A metric is averaged over the steps of a trajectory first and over trajectories second, so long
+episodes do not outweigh short ones; when only some trajectories emitted it, `<metric>:count` says how many.
+`stop/<reason>` is the fraction of trajectories that stopped for that reason, so a truncation rate is a
+column. Memory does not grow with the number of trajectories, only with the number of groups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from typing import Any
+
+from rollbook.records.plain import to_plain
+from rollbook.records.rollouts import RolloutSummary, Status
+
+_GOOD_FROM = 0.5  # an all-equal group counts as all good from this reward on
+
+
+class RunningMean:
+    """Mean, spread and range of a stream (Welford)."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = 0.0
+        self._squares = 0.0
+        self.low, self.high = math.inf, -math.inf
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        delta = value - self.mean
+        self.mean += delta / self.count
+        self._squares += delta * (value - self.mean)
+        self.low, self.high = min(self.low, value), max(self.high, value)
+
+    @property
+    def std(self) -> float:
+        return math.sqrt(self._squares / self.count) if self.count else 0.0
+
+
+class _Scope:
+    """The numbers of all trajectories, or of those with one tag."""
+
+    def __init__(self) -> None:
+        self.groups: dict[int, RunningMean] = defaultdict(RunningMean)
+        self.reward = RunningMean()
+        self.metrics: dict[str, RunningMean] = defaultdict(RunningMean)
+        self.stops: Counter[str] = Counter()
+        self.ok = self.failed = self.turns = self.ac_tokens = self.ob_tokens = 0
+
+    def add(self, summary: RolloutSummary, metrics: dict[str, float]) -> None:
+        group = self.groups[summary.group_idx]
+        if summary.status is Status.ERROR:
+            self.failed += 1
+            return
+        self.ok += 1
+        self.turns += len(summary.steps)
+        self.ac_tokens += sum(step.ac_len for step in summary.steps)
+        self.ob_tokens += sum(step.ob_len for step in summary.steps)
+        if summary.stop_reason:
+            self.stops[summary.stop_reason] += 1
+        if summary.total_reward is not None and math.isfinite(summary.total_reward):
+            self.reward.add(summary.total_reward)
+            group.add(summary.total_reward)
+        for key, value in metrics.items():
+            self.metrics[key].add(value)
+
+    def report(self) -> dict[str, float]:
+        values: dict[str, float] = {"rollouts/ok": self.ok, "rollouts/failed": self.failed}
+        if self.reward.count:
+            values["reward/total"] = self.reward.mean
+            values["reward/std"] = self.reward.std
+            values["reward/min"], values["reward/max"] = self.reward.low, self.reward.high
+        if self.ok > self.reward.count:
+            values["reward/total:count"] = self.reward.count
+        if self.turns:
+            values["ac_tokens_per_turn"] = self.ac_tokens / self.turns
+            values["ob_tokens_per_turn"] = self.ob_tokens / self.turns
+            values["turns_per_episode"] = self.turns / self.ok
+        values |= {"total_episodes": self.ok, "total_turns": self.turns}
+        values |= {"total_ac_tokens": self.ac_tokens, "total_ob_tokens": self.ob_tokens}
+        for key, mean in self.metrics.items():
+            values[key] = mean.mean
+            if mean.count < self.ok:
+                values[f"{key}:count"] = mean.count
+        for reason, count in self.stops.items():
+            values[f"stop/{reason}"] = count / self.ok
+        return values | self._by_group()
+
+    def _by_group(self) -> dict[str, float]:
+        graded = [group for group in self.groups.values() if group.count]
+        if not graded:
+            return {}
+        constant = [group for group in graded if group.low == group.high]
+        good = sum(group.mean >= _GOOD_FROM for group in constant)
+        return {
+            "by_group/frac_mixed": 1 - len(constant) / len(graded),
+            "by_group/frac_all_good": good / len(graded),
+            "by_group/frac_all_bad": (len(constant) - good) / len(graded),
+        }
+
+
+class RolloutStats:
+    def __init__(self) -> None:
+        self._all = _Scope()
+        self._tags: dict[str, _Scope] = defaultdict(_Scope)
+        self._expected = 0
+        self._rollouts = 0
+
+    def expect(self, trajectories: int) -> None:
+        """So many trajectories were asked for, whatever becomes of them."""
+        self._expected += trajectories
+
+    def add(self, summary: RolloutSummary) -> None:
+        self._rollouts += 1
+        metrics = _trajectory_metrics(summary)
+        for scope in (self._all, *(self._tags[tag] for tag in dict.fromkeys(summary.tags))):
+            scope.add(summary, metrics)
+
+    def metrics(self, prefix: str = "") -> dict[str, float]:
+        """`env/all/...`, and `env/<tag>/...` for each tag once some tag covers only a part."""
+        expected = max(self._expected, self._rollouts)
+        values = {f"{prefix}env/all/{key}": value for key, value in self._all.report().items()}
+        values[f"{prefix}env/all/rollouts/expected"] = expected
+        values[f"{prefix}env/all/rollouts/missing"] = expected - self._rollouts
+        if f"{prefix}env/all/ac_tokens_per_turn" in values:  # documented without the prefix
+            values[f"{prefix}ac_tokens_per_turn"] = values.pop(f"{prefix}env/all/ac_tokens_per_turn")
+        if any(scope.ok + scope.failed < self._rollouts for scope in self._tags.values()):
+            for tag, scope in self._tags.items():
+                values |= {f"{prefix}env/{tag}/{key}": value for key, value in scope.report().items()}
+        return values
+
+
+def _trajectory_metrics(summary: RolloutSummary) -> dict[str, float]:
+    """Each metric of a trajectory once: its own, or the mean over the steps that emitted it."""
+    sums: dict[str, list[float]] = defaultdict(list)
+    for step in summary.steps:
+        for key, value in step.metrics.items():
+            sums[key] += _numbers(value)
+    own = {key: values for key, value in summary.trajectory_metrics.items() if (values := _numbers(value))}
+    merged = {**sums, **own}
+    return {key: sum(values) / len(values) for key, values in merged.items() if values and not _is_stop(key)}
+
+
+def _numbers(value: Any) -> list[float]:
+    plain = to_plain(value)
+    return [float(plain)] if isinstance(plain, int | float) else []
+
+
+def _is_stop(key: str) -> bool:
+    return key.startswith(
+        "stop/"
+    )  # the reason is a value of its own; a one-hot metric would always average 1

@@ -1,0 +1,107 @@
+"""run.json: who this run is, and every attempt at it.
+
+An attempt is one process that wrote the run: the first start, and each resume. `log_lengths` are the
+lengths of the logs when it began, so that a line's attempt follows from its offset. An attempt without
+`ended_at` is under way, or its process was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import socket
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+
+from rollbook.errors import BadFileError
+from rollbook.records.atomic import write_atomic
+from rollbook.records.plain import utc_now
+from rollbook.records.record import Record
+from rollbook.version import __version__
+
+_REPORTED_PACKAGES = ("torch", "transformers", "peft", "vllm", "trl", "numpy", "datasets")
+_ID_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+class Attempt(Record, kw_only=True):
+    attempt: int
+    started_at: str
+    host: str
+    pid: int
+    log_lengths: dict[str, int]
+    resumed_from: str | None = None  # the name of a checkpoint
+    ended_at: str | None = None
+    outcome: str | None = None  # completed, failed or interrupted
+    error: str | None = None
+
+
+class RunInfo(Record, kw_only=True):
+    id: str
+    kind: str
+    started_at: str
+    host: str
+    pid: int
+    layout: str
+    versions: dict[str, str]
+    attempts: list[Attempt]
+    total_iterations: int | None = None
+    command: list[str] | None = None
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> RunInfo:
+        info = super().from_plain(plain)
+        info.attempts = [Attempt.from_plain(attempt) for attempt in plain.get("attempts", [])]
+        return info
+
+    def to_plain(self) -> dict[str, Any]:
+        return {**super().to_plain(), "attempts": [attempt.to_plain() for attempt in self.attempts]}
+
+
+def new_run_id() -> str:
+    """Unique without coordination, sortable by time: UTC seconds and 40 random bits."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    return f"{stamp}-{''.join(secrets.choice(_ID_ALPHABET) for _ in range(8))}"
+
+
+def new_attempt(number: int, log_lengths: dict[str, int], resumed_from: str | None) -> Attempt:
+    return Attempt(
+        attempt=number,
+        started_at=utc_now(),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        log_lengths=log_lengths,
+        resumed_from=resumed_from,
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of Python, ourselves and whatever of the field is installed, without importing any of it."""
+    found = {"rollbook": __version__, "python": platform.python_version()}
+    for package in _REPORTED_PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def write_run_info(path: Path, info: RunInfo) -> None:
+    write_atomic(path, orjson.dumps(info.to_plain(), option=orjson.OPT_INDENT_2) + b"\n")
+
+
+def read_run_info(path: Path) -> RunInfo:
+    try:
+        return RunInfo.from_plain(orjson.loads(path.read_bytes()))
+    except (orjson.JSONDecodeError, msgspec.ValidationError, AttributeError) as error:
+        raise BadFileError(path, f"not a run.json ({error}); restore it from a copy") from error
+
+
+def command_line() -> list[str]:
+    return [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else []

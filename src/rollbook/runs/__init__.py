@@ -1,0 +1,1 @@
+"""A run's life: its directory, its writer, its reader, resume."""

@@ -1,0 +1,122 @@
+"""Resume is a rewind: the run directory goes back to what it was when a checkpoint was saved.
+
+Each log is cut to the length the checkpoint recorded, and per-iteration files that came later leave the
+directory. Nothing is destroyed: what is cut or removed is kept under `superseded/attempt_NNN/`. A rewind
+that is itself killed can simply be run again, because a tail is copied and synced before it is cut.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from rollbook.errors import BadFileError
+from rollbook.records.atomic import fsync_directory
+from rollbook.records.checkpoints import CheckpointRecord, StoredCheckpoint, read_checkpoints
+from rollbook.records.layout import RunFiles
+
+_COPY_CHUNK = 1 << 20
+
+
+def log_lengths(files: RunFiles, batch: int | None) -> dict[str, int]:
+    """The length of every append-only log, and of the per-iteration files from `batch` on.
+
+    Those exist already when an evaluation of the coming iteration ran before the checkpoint was saved.
+    """
+    present = {path for path in (files.metrics, files.alerts) if path.exists()}
+    present |= {found.path for found in files.iteration_files() if batch is None or found.iteration >= batch}
+    return {str(path.relative_to(files.root)): path.stat().st_size for path in sorted(present)}
+
+
+def rewind(files: RunFiles, to: StoredCheckpoint | None, attempt: int) -> None:
+    """Go back to a checkpoint, or to the very beginning."""
+    keep = attempt_directory(files, attempt)
+    record = to.record if to else None
+    lengths = (record.log_lengths if record else None) or {}
+    if record is not None and record.log_lengths is None:
+        raise BadFileError(
+            files.checkpoints,
+            f"checkpoint {record.name!r} has no log_lengths: it was not written by rollbook, "
+            "so the logs cannot be cut back to it; start a new run from its state_path",
+        )
+    for path in (files.metrics, files.alerts):
+        _cut(path, lengths.get(path.name, 0), files, keep)
+    for found in list(files.iteration_files()):
+        relative = str(found.path.relative_to(files.root))
+        if relative in lengths:
+            _cut(found.path, lengths[relative], files, keep)
+        elif record is None or record.batch is None or found.iteration >= record.batch:
+            set_aside(found.path, files, keep)
+    _drop_later_checkpoints(files, record, keep)
+    _cut(files.checkpoints, to.end if to else 0, files, keep)
+    fsync_directory(files.root)
+
+
+def attempt_directory(files: RunFiles, attempt: int) -> Path:
+    """Where the leftovers of an attempt are kept."""
+    return files.superseded / f"attempt_{attempt:03d}"
+
+
+def set_aside(path: Path, files: RunFiles, keep: Path) -> None:
+    """Move a file or directory of the run below `keep`, beside earlier ones of the same name."""
+    target = keep / path.relative_to(files.root)
+    number = 1
+    while target.exists():
+        number += 1
+        target = keep / path.relative_to(files.root).with_name(f"{path.name}.{number}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    path.rename(target)
+    if (
+        path.parent != files.root
+        and path.parent.name.startswith("iteration_")
+        and not any(path.parent.iterdir())
+    ):
+        path.parent.rmdir()
+
+
+def _cut(path: Path, length: int, files: RunFiles, keep: Path) -> None:
+    if not path.exists():
+        return
+    size = path.stat().st_size
+    if size < length:
+        raise BadFileError(
+            path,
+            f"is {size} bytes long, but the checkpoint was saved when it had {length}; "
+            "lines are missing. Restore the file, or resume from an older checkpoint by its name",
+        )
+    if size == length:
+        return
+    with path.open("r+b") as log:
+        # The offset in the name: a second rewind to an older place must not overwrite this tail.
+        relative = path.relative_to(files.root)
+        _copy_tail(path, length, keep / relative.with_name(f"{path.name}.from_byte_{length}"))
+        log.truncate(length)
+        os.fsync(log.fileno())
+
+
+def _copy_tail(path: Path, start: int, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("rb") as source, target.open("wb") as copy:
+        source.seek(start)
+        shutil.copyfileobj(source, copy, _COPY_CHUNK)
+        copy.flush()
+        os.fsync(copy.fileno())
+    fsync_directory(target.parent)
+
+
+def _drop_later_checkpoints(files: RunFiles, record: CheckpointRecord | None, keep: Path) -> None:
+    directory = files.checkpoint_root
+    if not directory.is_dir():
+        return
+    kept: set[str] = set()
+    if record is not None:
+        for stored in read_checkpoints(files.checkpoints):
+            kept.add(stored.record.name)
+            if stored.record.name == record.name and stored.record.saved_at == record.saved_at:
+                break
+    for entry in list(directory.iterdir()):
+        if entry.name.startswith("."):
+            shutil.rmtree(entry)  # a save that never finished
+        elif entry.name not in kept:
+            set_aside(entry, files, keep)

@@ -1,0 +1,216 @@
+"""One iteration's rollouts, recorded as they finish.
+
+A line goes to the summaries and the transcripts the moment a trajectory ends, so a process killed in the
+middle of sampling loses nothing that was done. When the iteration ends, the logtree and its HTML page are
+written: every group with its Trajectory Details, and the conversations of `num_groups_to_log` groups spread
+over the range of rewards.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rollbook.errors import UsageError
+from rollbook.records import logtree
+from rollbook.records.jsonl import JsonlWriter
+from rollbook.records.layout import TRAIN, Artifact
+from rollbook.records.rollout_stats import RolloutStats
+from rollbook.records.rollouts import (
+    RolloutSummary,
+    Status,
+    Trajectory,
+    describe_error,
+    summarize,
+    task_id_of,
+)
+from rollbook.records.transcripts import transcribe
+from rollbook.runs.report import GroupReport, add_details, add_trajectory, spread_over_rewards
+
+
+class GroupLog:
+    """The trajectories of one problem. Made by `RolloutLog.group`."""
+
+    def __init__(
+        self,
+        log: RolloutLog,
+        node: logtree.Node,
+        group_idx: int,
+        task_id: str | None,
+        size: int | None,
+        ids: dict[str, Any],
+    ) -> None:
+        self.group_idx = group_idx
+        self.task_id = task_id
+        self.node = node
+        self._log = log
+        self._size = size
+        self._ids = ids
+        self._recorded: set[int] = set()
+        self.report = GroupReport(group_idx)
+
+    def add(self, trajectory: Trajectory, traj_idx: int | None = None) -> RolloutSummary:
+        """Record a trajectory that came to its end."""
+        if self.task_id is None and trajectory.messages:
+            self.task_id = task_id_of(trajectory.messages)
+        summary = summarize(trajectory, **self._all_ids(traj_idx))
+        self._record(summary, trajectory)
+        return summary
+
+    def fail(
+        self, error: BaseException | str, traj_idx: int | None = None, partial: Trajectory | None = None
+    ) -> RolloutSummary:
+        """Record a trajectory that did not; what it said until then may be given as `partial`."""
+        summary = RolloutSummary(
+            **self._all_ids(traj_idx),
+            status=Status.ERROR,
+            error=describe_error(error),
+            steps=partial.steps if partial else [],
+            stop_reason=partial.stop_reason if partial else None,
+        )
+        self._record(summary, partial)
+        return summary
+
+    @contextmanager
+    def trajectory(self, traj_idx: int) -> Iterator[None]:
+        """Logtree calls inside belong to this trajectory; an exception is recorded as its failure."""
+        try:
+            with logtree.scope(f"Trajectory {traj_idx} log", group_idx=self.group_idx, traj_idx=traj_idx):
+                yield
+        except Exception as error:
+            if traj_idx not in self._recorded:
+                self.fail(error, traj_idx)
+            raise
+
+    def _all_ids(self, traj_idx: int | None) -> dict[str, Any]:
+        if traj_idx is None:
+            traj_idx = next(index for index in range(len(self._recorded) + 1) if index not in self._recorded)
+        elif traj_idx in self._recorded:
+            raise UsageError(f"trajectory {traj_idx} of group {self.group_idx} is already recorded")
+        return {
+            **self._ids,
+            "group_idx": self.group_idx,
+            "traj_idx": traj_idx,
+            "task_id": self.task_id,
+        }
+
+    def _record(self, summary: RolloutSummary, trajectory: Trajectory | None) -> None:
+        self._log.write(summary, trajectory)
+        self._recorded.add(summary.traj_idx)
+        self.report.add(summary)
+        add_trajectory(self.node, summary, trajectory)
+
+    def close(self, error: BaseException | None) -> None:
+        """An exception that left the group fails every trajectory that was still to come."""
+        expected = self._size if self._size is not None else max(len(self._recorded), 1 if error else 0)
+        if error is not None:
+            for traj_idx in range(expected):
+                if traj_idx not in self._recorded:
+                    self.fail(error, traj_idx)
+        self._log.stats.expect(max(expected, len(self._recorded)))
+
+
+class RolloutLog:
+    """The rollouts of one (split, iteration). Made by `Run.rollouts`."""
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        split: str,
+        iteration: int,
+        path_of: Callable[[Artifact], Path],
+        num_groups_to_log: int,
+        title: str,
+    ) -> None:
+        self.split, self.iteration, self.title = split, iteration, title
+        self.stats = RolloutStats()
+        self._run_id = run_id
+        self._path_of = path_of
+        self._num_groups_to_log = num_groups_to_log
+        self._groups: dict[int, GroupLog] = {}
+        self._claimed: set[int] = set()
+        self._guard = threading.Lock()
+        self._summaries = JsonlWriter(path_of(Artifact.SUMMARIES))
+        try:
+            self._transcripts = JsonlWriter(path_of(Artifact.TRANSCRIPTS))
+        except BaseException:
+            self._summaries.close()
+            raise
+
+    @contextmanager
+    def group(
+        self,
+        group_idx: int | None = None,
+        *,
+        task_id: str | None = None,
+        tags: Sequence[str] = (),
+        sampling_client_step: int | None = None,
+        size: int | None = None,
+    ) -> Iterator[GroupLog]:
+        """The rollouts of one problem.
+
+        `group_idx` is its place in the batch, `task_id` its own lasting name (a hash of the prompt when
+        there is none), `size` how many trajectories are expected: those that never come count as missing,
+        or as failed when an exception leaves the block. The exception goes on to the caller.
+        """
+        ids = {
+            "run_id": self._run_id,
+            "split": self.split,
+            "iteration": self.iteration,
+            "tags": list(tags),
+            "sampling_client_step": sampling_client_step,
+        }
+        index = self._claim(group_idx)
+        named = {"task_id": task_id} if task_id is not None else {}
+        with logtree.detached(f"Group {index}", group_idx=index, **named) as node:
+            group = self._groups[index] = GroupLog(self, node, index, task_id, size, ids)
+            try:
+                yield group
+            except BaseException as error:
+                group.close(error)
+                raise
+            group.close(None)
+
+    def metrics(self) -> dict[str, float]:
+        """The `env/...` metrics of what was recorded; an evaluation's carry its name in front."""
+        prefix = "" if self.split == TRAIN else f"{self.split.removeprefix('eval/')}/"
+        return self.stats.metrics(prefix)
+
+    def write(self, summary: RolloutSummary, trajectory: Trajectory | None) -> None:
+        summary_line = summary.encode()
+        transcript_line = transcribe(trajectory, summary).encode()
+        with self._guard:
+            # The transcript first: a summary is never without its text.
+            self._transcripts.append(transcript_line)
+            self._summaries.append(summary_line)
+            self.stats.add(summary)
+
+    def sync(self) -> None:
+        self._transcripts.sync()
+        self._summaries.sync()
+
+    def add_groups_to(self, trace: logtree.Trace) -> None:
+        """Put every group into the tree, in the order of the batch; some in full."""
+        reports = [group.report for group in self._groups.values()]
+        chosen = spread_over_rewards(reports, self._num_groups_to_log)
+        for index, group in sorted(self._groups.items()):
+            add_details(trace, group.node, group.report, task_id=group.task_id, with_content=index in chosen)
+        self._groups.clear()
+
+    def close(self) -> None:
+        self._transcripts.close()
+        self._summaries.close()
+
+    def _claim(self, group_idx: int | None) -> int:
+        with self._guard:
+            index = len(self._claimed) if group_idx is None else group_idx
+            while group_idx is None and index in self._claimed:
+                index += 1
+            if index in self._claimed:
+                raise UsageError(f"group {index} of iteration {self.iteration} is already recorded")
+            self._claimed.add(index)
+            return index

@@ -1,0 +1,260 @@
+"""The writer of a run: everything a training loop leaves behind goes through `Run`.
+
+    with rollbook.Run("runs/a", config=config, total_iterations=100) as run:
+        for i in range(run.next_iteration, 100):
+            with run.rollouts(iteration=i) as rollouts: ...
+            run.log_metrics(rollouts.metrics(), step=i)
+            with run.checkpoint(f"{i + 1:06d}", batch=i + 1) as directory: ...
+
+A directory that already holds a run is refused unless `resume` is given; then the run goes back to its
+newest complete checkpoint (see `rewind`) and the loop goes on as if nothing had happened. One process
+writes a run; a second one is refused with the pid and host of the first.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rollbook.errors import UsageError
+from rollbook.records import logtree
+from rollbook.records.alerts import Alert, Level
+from rollbook.records.atomic import fsync_directory, write_atomic
+from rollbook.records.checkpoints import COMPLETE, CheckpointRecord, fsync_tree
+from rollbook.records.code_state import capture_code, write_code_diff
+from rollbook.records.config import diff_configs, dump_config, read_config, write_config
+from rollbook.records.jsonl import EVERY_LINE, JsonlWriter, every_ms
+from rollbook.records.layout import TRAIN, Artifact, Layout, RunFiles, base_name
+from rollbook.records.locks import FileLock
+from rollbook.records.metrics import encode_metrics
+from rollbook.records.plain import utc_now
+from rollbook.records.redact import redact_text
+from rollbook.records.run_info import write_run_info
+from rollbook.runs.rewind import attempt_directory, log_lengths, set_aside
+from rollbook.runs.rollout_log import RolloutLog
+from rollbook.runs.start import parse_layout, start_run
+
+_METRICS_SYNC_MS = 1000
+
+
+class Run:
+    def __init__(
+        self,
+        log_path: str | Path,
+        *,
+        config: object = None,
+        kind: str = "rl",
+        total_iterations: int | None = None,
+        layout: Layout | str = Layout.FLAT,
+        num_groups_to_log: int = 4,
+        resume: bool | str = False,
+        code: Path | None = None,
+    ) -> None:
+        """`resume` is True for the newest complete checkpoint (or a fresh start), or a checkpoint's name.
+
+        `code` is a path inside the repository that `code.diff` describes; by default the running script's.
+        """
+        self.files = RunFiles(Path(log_path).expanduser(), parse_layout(layout))
+        self.num_groups_to_log = num_groups_to_log
+        self.total_iterations = total_iterations
+        self._eval_names: dict[str, str] = {}
+        self._open_rollouts: set[RolloutLog] = set()
+        self._opened: ExitStack | None = None
+        with ExitStack() as opened:
+            opened.callback(FileLock(self.files.run).release)
+            self.info, self.resumed_from = start_run(
+                self.files, kind=kind, total_iterations=total_iterations, resume=resume
+            )
+            self._alerts = opened.enter_context(JsonlWriter(self.files.alerts, sync=EVERY_LINE))
+            self._metrics = opened.enter_context(
+                JsonlWriter(self.files.metrics, sync=every_ms(_METRICS_SYNC_MS))
+            )
+            self._checkpoints = opened.enter_context(JsonlWriter(self.files.checkpoints, sync=EVERY_LINE))
+            self._write_config(config)
+            self._keep_old(self.files.code_diff)
+            write_code_diff(self.files.code_diff, capture_code(code))
+            self._opened = opened.pop_all()
+
+    @property
+    def id(self) -> str:
+        return self.info.id
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first process that wrote this run, one more for each resume."""
+        return len(self.info.attempts)
+
+    @property
+    def next_iteration(self) -> int:
+        """Where the loop begins: 0, or the iteration the checkpoint was saved for."""
+        return (self.resumed_from.batch or 0) if self.resumed_from else 0
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
+        self._metrics.append(encode_metrics(metrics, step, self.total_iterations))
+
+    def alert(
+        self, title: str, text: str = "", *, level: str = Level.WARNING, step: int | None = None
+    ) -> None:
+        """Note something a person should look at."""
+        record = Alert(raised_at=utc_now(), level=Level(level), title=title, text=text, step=step)
+        self._alerts.append(record.encode())
+
+    @contextmanager
+    def rollouts(
+        self, iteration: int, split: str = TRAIN, *, title: str | None = None
+    ) -> Iterator[RolloutLog]:
+        """Record the rollouts of one iteration; `split` is `train` or `eval/<name>`."""
+        self._claim_files(split, iteration)
+        title = title or (f"Iteration {iteration}" if split == TRAIN else f"{split} at iteration {iteration}")
+        log = RolloutLog(
+            run_id=self.id,
+            split=split,
+            iteration=iteration,
+            path_of=partial(self.files.iteration, split, iteration),
+            num_groups_to_log=self.num_groups_to_log,
+            title=title,
+        )
+        self._open_rollouts.add(log)
+        try:
+            with self._report(split, iteration, title) as trace:
+                try:
+                    yield log
+                finally:
+                    log.add_groups_to(trace)
+        finally:
+            self._open_rollouts.discard(log)
+            log.close()
+
+    @contextmanager
+    def report(self, iteration: int, split: str = TRAIN, *, title: str) -> Iterator[logtree.Trace]:
+        """A report of the loop's own making, for an iteration that `rollouts` does not record."""
+        self._claim_files(split, iteration)
+        with self._report(split, iteration, title) as trace:
+            yield trace
+
+    @contextmanager
+    def _report(self, split: str, iteration: int, title: str) -> Iterator[logtree.Trace]:
+        """A trace that becomes the HTML page and the JSON of this iteration, however its block ends."""
+        trace: logtree.Trace | None = None
+        try:
+            with logtree.trace(title) as trace:
+                yield trace
+        finally:
+            if trace is not None and self.num_groups_to_log > 0:
+                path_of = partial(self.files.iteration, split, iteration)
+                logtree.write(trace, html=path_of(Artifact.HTML), json=path_of(Artifact.LOGTREE))
+
+    @contextmanager
+    def checkpoint(self, name: str, *, batch: int, final: bool = False, **loop_state: Any) -> Iterator[Path]:
+        """Save into the directory this yields; it becomes `checkpoints/<name>` complete, or not at all."""
+        target = self.files.checkpoint(name)
+        aside = target.with_name(f".{name}.saving")
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        try:
+            yield aside
+            fsync_tree(aside)
+            write_atomic(aside / COMPLETE, f"{utc_now()}\n".encode())
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        if target.exists():
+            set_aside(target, self.files, self._superseded)
+        aside.rename(target)
+        fsync_directory(target.parent)
+        path = str(target.relative_to(self.files.root))
+        self.record_checkpoint(name, batch=batch, final=final, state_path=path, **loop_state)
+
+    def record_checkpoint(
+        self,
+        name: str,
+        *,
+        batch: int,
+        state_path: str | None = None,
+        sampler_path: str | None = None,
+        final: bool = False,
+        **loop_state: Any,
+    ) -> CheckpointRecord:
+        """Note a checkpoint that was saved elsewhere; every log is on the disk before the record is."""
+        self.sync()
+        record = CheckpointRecord(
+            name=name,
+            batch=batch,
+            final=final or None,
+            state_path=state_path,
+            sampler_path=sampler_path,
+            saved_at=utc_now(),
+            log_lengths=log_lengths(self.files, batch),
+            extra=loop_state,
+        )
+        self._checkpoints.append(record.encode())
+        return record
+
+    def sync(self) -> None:
+        """Put everything logged so far on the disk."""
+        self._metrics.sync()
+        self._alerts.sync()
+        for log in list(self._open_rollouts):
+            log.sync()
+
+    def close(self, outcome: str = "completed", error: str | None = None) -> None:
+        """End the run; safe to call twice. Leaving the `with` block calls it with what happened."""
+        if self._opened is None:
+            return
+        current = self.info.attempts[-1]
+        current.ended_at, current.outcome, current.error = utc_now(), outcome, error
+        opened, self._opened = self._opened, None
+        with opened:
+            self.sync()
+            write_run_info(self.files.run, self.info)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            self.close()
+        elif isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+            self.close("interrupted", repr(error))
+        else:
+            self.close("failed", redact_text(f"{type(error).__name__}: {error}"))
+
+    @property
+    def _superseded(self) -> Path:
+        return attempt_directory(self.files, self.attempt)
+
+    def _claim_files(self, split: str, iteration: int) -> None:
+        """One name a split, and an iteration that is recorded again replaces what is there."""
+        base = base_name(split)
+        known = self._eval_names.setdefault(base, split)
+        if known != split:
+            raise UsageError(
+                f"{split!r} and {known!r} would write the same files ({base}_...); rename one of them"
+            )
+        for artifact in Artifact:
+            path = self.files.iteration(split, iteration, artifact)
+            if path.exists():
+                set_aside(path, self.files, self._superseded)
+
+    def _write_config(self, config: object) -> None:
+        if config is None:
+            return
+        if self.files.config.exists():
+            changes = diff_configs(read_config(self.files.config), dump_config(config))
+            if not changes:
+                return
+            self._keep_old(self.files.config)
+            listed = "\n".join(f"{change.key}: {change.old!r} -> {change.new!r}" for change in changes)
+            self.alert("resumed with another config", listed, level=Level.INFO)
+        write_config(self.files.config, config)
+
+    def _keep_old(self, path: Path) -> None:
+        if path.exists():
+            set_aside(path, self.files, attempt_directory(self.files, self.attempt - 1))

@@ -1,0 +1,97 @@
+"""The front door: fast help, clear errors, exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROLLBOOK = str(Path(sys.executable).parent / "rollbook")
+
+
+def call(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([ROLLBOOK, *arguments], capture_output=True, text=True, cwd=cwd)
+
+
+def fastest(command: list[str], rounds: int = 7) -> float:
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def test_help_costs_little_more_than_python_itself() -> None:
+    bare = fastest([sys.executable, "-c", "pass"])
+    ratio = fastest([ROLLBOOK, "--help"]) / bare
+    assert ratio < 6, f"rollbook --help takes {ratio:.1f} times as long as starting Python"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = """
+import sys
+from rollbook.cli.main import main
+main(["--help"])
+heavy = {"typer", "rich", "msgspec", "pyarrow", "torch", "pandas"} & set(sys.modules)
+sys.exit(f"imported {heavy}" if heavy else 0)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])
+def test_help_lists_the_commands(arguments: list[str]) -> None:
+    result = call(*arguments)
+    assert result.returncode == 0
+    assert "demo" in result.stdout
+
+
+def test_version() -> None:
+    assert call("--version").stdout.startswith("rollbook 0.")
+
+
+def test_unknown_command_suggests_the_nearest() -> None:
+    result = call("dmo")
+    assert result.returncode == 2
+    assert "did you mean `rollbook demo`?" in result.stderr
+    assert result.stdout == ""
+
+
+def test_wrong_option_is_a_usage_error() -> None:
+    assert call("demo", "--iteratoins", "3").returncode == 2
+
+
+def test_every_command_has_json_and_help() -> None:
+    from rollbook.cli.main import COMMANDS
+
+    for command in COMMANDS:
+        result = call(command, "--help")
+        assert result.returncode == 0, command
+        assert "--json" in result.stdout, command
+
+
+def test_demo(tmp_path: Path) -> None:
+    result = call("demo", "run", "--iterations", "5", "--json", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    summary = json.loads(result.stdout)
+    assert summary["failed"] == 1 and len(summary["reward_by_step"]) == 5
+    assert (tmp_path / summary["page"]).read_text().startswith("<!doctype html>")
+    again = call("demo", "run", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "already holds a run" in again.stderr and "Traceback" not in again.stderr
+
+
+def test_log_output_has_no_carriage_returns(tmp_path: Path) -> None:
+    result = call("demo", "run", "--iterations", "2", cwd=tmp_path)
+    assert "\r" not in result.stdout + result.stderr
+    assert "iterations: 2 of 2" in result.stderr
+
+
+def test_hostile_text_is_made_printable() -> None:
+    from rollbook.cli.output import printable
+
+    assert printable("a\x1b[31mb\u202ec\td\n") == "a<U+001B>[31mb<U+202E>c\td\n"

@@ -1,0 +1,31 @@
+"""Shared fixtures: a sample run written once, and the peers' real outputs where they are at hand."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollbook.samples import SampleConfig, write_sample_run
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SHARED = REPOSITORY.parent / "shared"
+
+sys.path.insert(0, str(Path(__file__).parent))  # helper modules of the tests themselves
+
+
+@pytest.fixture(scope="session")
+def sample_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of 21 iterations in the flat layout; read-only by agreement."""
+    path = tmp_path_factory.mktemp("sample") / "run"
+    write_sample_run(path, config=SampleConfig(iterations=21))
+    return path
+
+
+@pytest.fixture
+def peer_fixtures() -> Path:
+    path = SHARED / "fixtures"
+    if not path.is_dir():
+        pytest.skip("the peers' outputs are not beside this checkout")
+    return path

@@ -6,18 +6,22 @@ import json
 import random
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import Victim, seeded
 
+import rollbook
 from rollbook import open_run
 from rollbook.errors import RollbookError
 from rollbook.records.checkpoints import COMPLETE
+from rollbook.records.layout import Artifact, IterationFile, RunFiles
 from rollbook.runs.follow import Follower
 
 TIMES = {"logged_at", "saved_at", "raised_at", "run_id", "started_at"}
+KILLS_A_RUN = 10
 ASIDE = ("superseded/", "run.json", "code.diff")
 
 
@@ -93,7 +97,7 @@ def kill_and_resume(path: Path, iterations: int, layout: str, kills: int, choose
     watcher = Watcher(path)
     arguments = (path, iterations, layout)
     for done in range(kills):
-        if live_once(arguments, choose.uniform(0, 0.4), watcher):
+        if live_once(arguments, choose.uniform(0, choose.choice([0.2, 0.6, 1.5])), watcher):
             kills = done
             break
     else:
@@ -114,7 +118,7 @@ def survive(tmp_path: Path, kills: int, iterations: int, layouts: list[str]) -> 
         while killed < kills:
             layout = layouts[campaign % len(layouts)]
             path = tmp_path / f"killed_{campaign}"
-            killed += kill_and_resume(path, iterations, layout, kills - killed, choose)
+            killed += kill_and_resume(path, iterations, layout, min(KILLS_A_RUN, kills - killed), choose)
             compare(content(path), expected[layout])
             campaign += 1
         print(f"{killed} kills in {campaign} runs of {iterations} iterations")
@@ -124,6 +128,38 @@ def compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert sorted(found) == sorted(expected)
     for name, value in expected.items():
         assert found[name] == value, f"{name} differs"
+
+
+def test_what_a_killed_write_left_goes_on_resume(tmp_path: Path) -> None:
+    for name in (".run.json.0123456789ab.tmp", "iteration_000000/.train_logtree.json.0123456789ab.tmp"):
+        with rollbook.Run(tmp_path, resume=True, layout="nested", code=tmp_path) as run:
+            with run.rollouts(0):
+                pass
+            run.record_checkpoint("000001", batch=1)
+        (tmp_path / name).touch()
+        with rollbook.Run(tmp_path, resume=True, layout="nested", code=tmp_path):
+            assert not (tmp_path / name).exists()
+
+
+def test_a_follower_bears_a_file_that_leaves_while_it_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a resume does, which sets the files of later iterations aside."""
+    with rollbook.Run(tmp_path, code=tmp_path) as run, run.rollouts(0) as rollouts, rollouts.group() as group:
+        group.add(rollbook.Trajectory.single_turn("?", "!", reward=1.0))
+    follower = open_run(tmp_path).follow()
+    assert any(update.records for update in follower.poll())
+    leaving = run.files.iteration("train", 0, Artifact.SUMMARIES)
+    listed = RunFiles.iteration_files
+
+    def list_and_lose(files: RunFiles) -> Iterator[IterationFile]:
+        found = list(listed(files))
+        leaving.unlink(missing_ok=True)
+        return iter(found)
+
+    monkeypatch.setattr(RunFiles, "iteration_files", list_and_lose)
+    updates = follower.poll() + follower.poll()
+    assert [(update.path, update.records, update.restarted) for update in updates] == [(leaving, [], True)]
 
 
 def test_a_few_kills(tmp_path: Path) -> None:

@@ -46,7 +46,12 @@ def sample(run: rollbook.Run, iteration: int, split: str, weights: str) -> dict[
 
 def train(path: Path, iterations: int, layout: str) -> None:
     with rollbook.Run(
-        path, config={"lr": 1e-5}, total_iterations=iterations, layout=layout, resume=True
+        path,
+        config={"lr": 1e-5},
+        total_iterations=iterations,
+        layout=layout,
+        resume=True,
+        code=path.parent,  # no repository: what a checkout holds must not decide where kills land
     ) as run:
         weights = "initial"
         if run.resumed_from is not None:

@@ -161,6 +161,20 @@ def test_the_data_is_synced_before_the_name_and_the_name_before_returning(
     assert steps == ["data", "rename", "directory"]
 
 
+def test_what_need_not_be_durable_spares_the_disk_and_is_still_whole(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", fail)
+    write_atomic(path, b"new", durable=False)
+    assert path.read_bytes() == b"new"
+    with monkeypatch.context() as patch, pytest.raises(WriteError, match="previous content is untouched"):
+        patch.setattr(Path, "replace", fail)
+        write_atomic(path, b"newer", durable=False)
+    assert path.read_bytes() == b"new"
+    assert names(path.parent) == ["run.json"]
+
+
 VICTIM = """
 import os, signal, sys
 from pathlib import Path

@@ -10,9 +10,11 @@ import decimal
 import enum
 import functools
 import json
+import logging
 import math
 import os
 import sys
+import threading
 import types
 import uuid
 from pathlib import Path
@@ -521,6 +523,29 @@ def test_plain_objects_show_what_is_public() -> None:
     assert list(dumped(Slotted()).items())[1:] == [("a", 1)]
 
 
+def test_a_logger_or_a_client_does_not_bring_the_process_with_it() -> None:
+    class Node:
+        def __init__(self, depth: int) -> None:
+            self.depth, self.inner = depth, Node(depth - 1) if depth else None
+
+    logging.getLogger("a.b.c")
+    assert dumped(logging.getLogger("a")) == {"__type__": "logging.Logger", "repr": "<Logger a (WARNING)>"}
+    assert len(json.dumps(dumped([sys.stdout, threading.current_thread(), threading.Lock()]))) < 600
+    node = dumped(Node(10))
+    assert [node["depth"], node["inner"]["inner"]["inner"]["depth"]] == [10, 7]
+    assert "depth" not in node["inner"]["inner"]["inner"]["inner"]
+
+
+def test_objects_as_keys_are_told_apart() -> None:
+    class Key:
+        def __repr__(self) -> str:
+            return "key"
+
+    assert dump_config({"a": {Key(): 1, Key(): 2, (1, Key()): 3}}) == {
+        "a": {"key": 1, "key (1)": 2, "(1, key)": 3}
+    }
+
+
 def test_a_script_run_as_a_module_is_named_by_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
     main = types.ModuleType("__main__")
     main.__spec__ = types.SimpleNamespace(name="recipes.train")  # type: ignore[assignment]
@@ -561,7 +586,7 @@ def test_a_broken_file_is_named_with_line_and_column(tmp_path: Path, content: by
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(BadFileError, match="no such file"):
+    with pytest.raises(BadFileError, match="No such file"):
         read_config(tmp_path / "config.json")
     with pytest.raises(BadFileError, match="cannot be read"):
         read_config(tmp_path)

@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 
 from rollbook.errors import BadLineError, RollbookError, WriteError
 from rollbook.records import jsonl
-from rollbook.records.jsonl import JsonlWriter, Line, every_ms, read_lines
+from rollbook.records.jsonl import JsonlWriter, Line, every_ms, read_blocks, read_lines
 from rollbook.records.plain import encode
+
+PIECES = [b"\n", b"a", b"bc", b"\r", b"0123456", b"\xe2\x80\xa8"]
+CONTENT = st.lists(st.sampled_from(PIECES)).map(b"".join)
 
 
 @pytest.fixture
@@ -225,9 +228,7 @@ def test_a_line_over_many_chunks(path: Path) -> None:
 
 
 @settings(deadline=None)
-@given(
-    content=st.lists(st.sampled_from([b"\n", b"a", b"bc", b"\r", b"0123456", b"\xe2\x80\xa8"])).map(b"".join)
-)
+@given(content=CONTENT)
 def test_any_content_splits_at_newlines_only(
     content: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -245,6 +246,22 @@ def test_any_content_splits_at_newlines_only(
 
 
 @settings(deadline=None)
+@given(content=CONTENT, size=st.integers(1, 12), data=st.data())
+def test_blocks_are_the_file_cut_after_newlines(
+    content: bytes, size: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "blocks.jsonl"
+    path.write_bytes(content)
+    begins = [0, *(place + 1 for place, byte in enumerate(content) if byte == ord("\n"))]
+    start = data.draw(st.sampled_from(begins))
+    blocks = list(read_blocks(path, start=start, size=size))
+    assert b"".join(block for _, block in blocks) == content[start:]
+    assert all(block.endswith(b"\n") for _, block in blocks[:-1])
+    for offset, block in blocks:
+        assert content[offset : offset + len(block)] == block
+
+
+@settings(deadline=None, max_examples=40)
 @given(texts=st.lists(st.text(st.characters(codec="utf-8")), max_size=8), cut=st.integers(0, 400))
 def test_any_text_survives_and_any_cut_leaves_a_prefix(
     texts: list[str], cut: int, tmp_path_factory: pytest.TempPathFactory

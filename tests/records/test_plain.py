@@ -56,6 +56,16 @@ class Unprintable:
         raise ValueError("no text")
 
 
+class Catalogue:
+    """Has an `item` that means something else."""
+
+    def item(self) -> object:
+        raise KeyError("which one?")
+
+    def __str__(self) -> str:
+        return "a catalogue"
+
+
 @pytest.mark.parametrize(
     ("value", "plain"),
     [
@@ -91,6 +101,7 @@ class Unprintable:
         (date(2026, 1, 2), "2026-01-02"),
         (b"caf\xc3\xa9 \xff", "café \ufffd"),
         (1 + 2j, "(1+2j)"),
+        (Catalogue(), "a catalogue"),
         (Unprintable(), "[Unprintable whose text failed: ValueError]"),
     ],
     ids=lambda value: type(value).__name__,

@@ -269,4 +269,4 @@ class TailMachine(RuleBasedStateMachine):
 
 
 TestTailAgainstTheFile = TailMachine.TestCase
-TestTailAgainstTheFile.settings = settings(deadline=None, max_examples=120, stateful_step_count=30)
+TestTailAgainstTheFile.settings = settings(deadline=None, max_examples=80, stateful_step_count=30)

@@ -129,7 +129,9 @@ class TestTinkerRuns:
         run = open_run(peer_fixtures / "tinker_sync")
         rows = run.metrics.by_step()
         assert [row["step"] for row in rows] == [0, 1, 2, 3]
-        assert all({"entropy", "kl_sample_train_v1", "ac_tokens_per_turn", "optim/lr"} <= set(row) for row in rows)
+        assert all(
+            {"entropy", "kl_sample_train_v1", "ac_tokens_per_turn", "optim/lr"} <= set(row) for row in rows
+        )
         assert all("time/policy_sample" in row for row in rows)
         assert [(i.iteration, i.split) for i in run.iterations()] == [
             (0, "eval/test"),

@@ -14,7 +14,9 @@ from rollbook.records.record import Record
 TIMES = {"logged_at", "saved_at", "raised_at", "log_lengths", "run_id", "started_at"}
 
 
-def train(path: Path, upto: int, *, stop_after: int | None = None, resume: bool | str = False, **options: str) -> None:
+def train(
+    path: Path, upto: int, *, stop_after: int | None = None, resume: bool | str = False, **options: str
+) -> None:
     """A loop that checkpoints every second iteration and dies, if told to, after `stop_after`."""
     run = Run(path, total_iterations=upto, resume=resume, **options)
     for i in range(run.next_iteration, upto):
@@ -46,7 +48,11 @@ def content(path: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for file in sorted(path.rglob("*")):
         name = str(file.relative_to(path))
-        if not file.is_file() or name.startswith(("superseded", "run.json", "code.diff")) or name.endswith(".html"):
+        if (
+            not file.is_file()
+            or name.startswith(("superseded", "run.json", "code.diff"))
+            or name.endswith(".html")
+        ):
             continue
         if file.suffix == ".jsonl":
             found[name] = [without_times(json.loads(line)) for line in file.read_text().splitlines()]
@@ -78,7 +84,14 @@ def test_attempts_are_told_apart(tmp_path: Path) -> None:
         (1, None, None),
         (2, "000004", "completed"),
     ]
-    assert [(row["step"], row["attempt"]) for row in run.metrics] == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 2), (5, 2)]
+    assert [(row["step"], row["attempt"]) for row in run.metrics] == [
+        (0, 1),
+        (1, 1),
+        (2, 1),
+        (3, 1),
+        (4, 2),
+        (5, 2),
+    ]
 
 
 def test_going_back_further_each_time(tmp_path: Path) -> None:

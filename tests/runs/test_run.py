@@ -22,12 +22,16 @@ def lines(path: Path) -> list[dict]:
 
 
 def answer(text: str, reward: float, **more: object) -> Trajectory:
-    return Trajectory.single_turn("What is 2 + 2?", text, reward, ob_len=9, ac_len=3, stop_reason="stop", **more)
+    return Trajectory.single_turn(
+        "What is 2 + 2?", text, reward, ob_len=9, ac_len=3, stop_reason="stop", **more
+    )
 
 
 def test_metrics_line(tmp_path: Path) -> None:
     with Run(tmp_path, total_iterations=4) as run:
-        run.log_metrics({"loss": np.float32(0.5), "bad": math.inf, "worse": np.float64("nan"), "n": np.int64(3)}, 1)
+        run.log_metrics(
+            {"loss": np.float32(0.5), "bad": math.inf, "worse": np.float64("nan"), "n": np.int64(3)}, 1
+        )
     (row,) = lines(tmp_path / "metrics.jsonl")
     assert list(row)[:3] == ["step", "progress/batch", "progress/done_frac"]
     assert (row["step"], row["progress/batch"], row["progress/done_frac"]) == (1, 1, 0.5)
@@ -112,7 +116,12 @@ def test_nested_layout(tmp_path: Path) -> None:
     with Run(tmp_path, layout="nested") as run, run.rollouts(3) as rollouts, rollouts.group() as group:
         group.add(answer("4", 1.0))
     names = {path.name for path in (tmp_path / "iteration_000003").iterdir()}
-    assert names == {"train.html", "train_logtree.json", "train_rollout_summaries.jsonl", "train_transcripts.jsonl"}
+    assert names == {
+        "train.html",
+        "train_logtree.json",
+        "train_rollout_summaries.jsonl",
+        "train_transcripts.jsonl",
+    }
     assert [i.iteration for i in open_run(tmp_path).iterations()] == [3]
 
 
@@ -252,7 +261,10 @@ def test_checkpoint_is_complete_or_absent(tmp_path: Path) -> None:
     (line,) = lines(tmp_path / "checkpoints.jsonl")
     assert line["name"] == "000002" and line["final"] is True and line["elapsed_tokens"] == 7
     assert line["state_path"] == "checkpoints/000002"
-    with pytest.raises(UsageError, match="not a file name"), Run(tmp_path, resume=True).checkpoint("a/b", batch=1):
+    with (
+        pytest.raises(UsageError, match="not a file name"),
+        Run(tmp_path, resume=True).checkpoint("a/b", batch=1),
+    ):
         pass
 
 

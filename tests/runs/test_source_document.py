@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from conftest import SHARED
 
 DOCUMENT = SHARED / "source" / "rl-training-outputs.txt"
@@ -27,7 +28,11 @@ def snippet(name: str) -> str:
     if not DOCUMENT.exists():
         pytest.skip("the document is not beside this checkout")
     lines = DOCUMENT.read_text().splitlines()
-    heading = {"metrics": "metrics.jsonl", "summaries": "*_rollout_summaries.jsonl", "logtree": "*_logtree.json"}
+    heading = {
+        "metrics": "metrics.jsonl",
+        "summaries": "*_rollout_summaries.jsonl",
+        "logtree": "*_logtree.json",
+    }
     start = lines.index(heading[name])
     first, last = SNIPPETS[name]
     begin = lines.index(first, start)
@@ -51,12 +56,15 @@ def test_metrics_snippet(sample_run: Path, tmp_path: Path) -> None:
     (tmp_path / "path").mkdir()
     shutil.copytree(sample_run, tmp_path / "path" / "to")
     code = snippet("metrics")
-    check = "\nassert len(df) == 21 and df['env/all/reward/total'].notna().all()\nprint(df['progress/batch'].tolist())"
+    check = "\nassert df['env/all/reward/total'].notna().all()\nprint(df['progress/batch'].tolist())"
     assert run_in(tmp_path, code + check).split("\n")[0] == str(list(range(21)))
 
 
 def test_summaries_snippet(sample_run: Path) -> None:
-    check = "\nprint(json.dumps([sorted(t) for t in trajectories])); print(json.dumps(sorted(trajectories[0]['steps'][0])))"
+    check = (
+        "\nprint(json.dumps([sorted(t) for t in trajectories]))"
+        "\nprint(json.dumps(sorted(trajectories[0]['steps'][0])))"
+    )
     keys, step_keys = map(json.loads, run_in(sample_run, snippet("summaries") + check).splitlines())
     assert len(keys) == 24
     documented = (

@@ -33,16 +33,19 @@ TYPE_KEY = "__type__"
 _NONFINITE = "nonfinite"
 _MAX_DEPTH = 64
 _MAX_VALUES = 200_000
-_MAX_ARRAY = 100
-_MAX_BYTES = 256
-_MAX_REPR = 500
+_MAX_UNDECLARED = 4
+_MAX_ARRAY, _MAX_BYTES, _MAX_REPR = 100, 256, 500
 
 _KeyPath = tuple[str | int, ...]
 _PLAIN_MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict, types.MappingProxyType)
 _SEQUENCES = (list, tuple, collections.deque, MappingView)
 _AS_TEXT = (PurePath, decimal.Decimal, uuid.UUID)
+_KEYS = (str, bytes, int, float, tuple, type, types.FunctionType, types.NoneType, datetime.date, *_AS_TEXT)
 _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_NAMESPACES = (argparse.Namespace, types.SimpleNamespace)
+# What dataclasses, pydantic, msgspec, attrs and chz leave on a class that declares its fields.
+_MARKERS = "__dataclass_fields__ __pydantic_fields__ __struct_fields__ __attrs_attrs__ __chz_fields__"
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+| id='\d+'")
 _PLAIN_KEY = re.compile(r"[^.\[\]\"\s]+")
 
 
@@ -68,10 +71,9 @@ def read_config(path: Path) -> dict[str, Any]:
     repair = "correct it there, restore a copy, or move the file away: a run can be read without it"
     try:
         config = json.loads(path.read_bytes().decode("utf-8-sig"))
-    except FileNotFoundError as error:
-        raise BadFileError(path, "there is no such file; give the directory of a run") from error
     except OSError as error:
-        raise BadFileError(path, f"cannot be read ({error.strerror or error})") from error
+        why = f"cannot be read ({error.strerror or error}); give the directory of a run"
+        raise BadFileError(path, why) from error
     except json.JSONDecodeError as error:
         raise BadFileError(
             path, f"line {error.lineno}, column {error.colno}: {error.msg}; {repair}"
@@ -111,7 +113,7 @@ def _qualified(module: object, qualname: object) -> str:
 class _Dumper:
     def __init__(self) -> None:
         self.nonfinite: dict[str, str] = {}
-        self._above: set[int] = set()
+        self._above: dict[int, bool] = {}  # the values around this one, and which declare no fields
         self._left = _MAX_VALUES
 
     def dump(self, value: Any, path: _KeyPath) -> Any:
@@ -123,7 +125,7 @@ class _Dumper:
             return "[circular]"
         if len(self._above) >= _MAX_DEPTH:
             return f"[too deep: {_safe(type_name, value)}]"
-        self._above.add(id(value))
+        self._above[id(value)] = False
         try:
             return self._dump(value, type(value), path)
         except RollbookError:
@@ -131,7 +133,7 @@ class _Dumper:
         except Exception as error:
             return {TYPE_KEY: _safe(type_name, value), "unreadable": type(error).__name__}
         finally:
-            self._above.discard(id(value))
+            del self._above[id(value)]
 
     def _dump(self, value: Any, cls: type, path: _KeyPath) -> Any:
         if issubclass(cls, enum.Enum):
@@ -162,7 +164,8 @@ class _Dumper:
             return self._sequence(sorted(value, key=_set_order), path)
         if issubclass(cls, _SEQUENCES):
             return self._sequence(value, path)
-        return self._typed(value, _contents(value, cls), path)
+        self._above[id(value)] = not _declares(cls)
+        return self._typed(value, _contents(value, cls, sum(self._above.values()) <= _MAX_UNDECLARED), path)
 
     def _scalar(self, value: Any, cls: type, path: _KeyPath) -> Any:
         if issubclass(cls, str):
@@ -214,12 +217,12 @@ class _Dumper:
         seen: dict[str, Any] = {}
         for key, value in mapping.items():
             text = _key(key)
-            if text in seen:
+            if text in seen and not (isinstance(key, _KEYS) and isinstance(seen[text], _KEYS)):
+                text = f"{text} ({len(seen)})"
+            elif text in seen:
                 both = " and ".join(f"{_safe(repr, k)} ({type(k).__name__})" for k in (seen[text], key))
-                where = key_path((*path, text))
-                raise UsageError(
-                    f"config key {where}: {both} are both written as {text!r}; rename one of them"
-                )
+                fault = f"{both} are both written as {text!r}; rename one of them"
+                raise UsageError(f"config key {key_path((*path, text))}: {fault}")
             seen[text] = key
             yield text, value
 
@@ -229,8 +232,9 @@ def _key(key: Any) -> str:
         key = key.value if isinstance(key, str | int) else key.name
     if isinstance(key, bytes):
         return key.decode("utf-8", "replace")
-    if isinstance(key, float):
-        return repr(float(key))
+    parts = key if isinstance(key, tuple) else (key,)
+    if not all(isinstance(part, _KEYS) or hasattr(type(part), "dtype") for part in parts):
+        return _safe(repr, key)
     plain = _Dumper().dump(key, ())
     return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
 
@@ -246,8 +250,6 @@ def _safe(show: Any, value: object) -> str:
 
 def _clean(text: str) -> str:
     """A lone surrogate, from a file name that is not UTF-8, cannot be written; it becomes U+FFFD."""
-    if text.isascii():
-        return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
@@ -266,9 +268,8 @@ def _name_of(value: Any, cls: type) -> str | None:
         return _name_of(value.__func__, type(value.__func__))
     if cls in {types.GenericAlias, types.UnionType} or cls.__module__ in {"typing", "typing_extensions"}:
         return _safe(repr, value)
-    if cls.__module__.partition(".")[0] in {"numpy", "torch", "jax", "jaxlib"} and any(
-        base.__name__ in {"dtype", "device", "layout", "memory_format"} for base in cls.__mro__
-    ):
+    in_arrays = cls.__module__.partition(".")[0] in {"numpy", "torch", "jax", "jaxlib"}
+    if in_arrays and {base.__name__ for base in cls.__mro__} & {"dtype", "device", "layout", "memory_format"}:
         return str(value)
     if callable(value):
         # Classes keep their own names elsewhere: only what is function-like has these in its dictionaries.
@@ -290,7 +291,11 @@ def _omegaconf(value: Any, cls: type) -> Any:
         return to_container(value, resolve=False)
 
 
-def _contents(value: Any, cls: type) -> Iterator[tuple[str, Any]]:
+def _declares(cls: type) -> bool:
+    return cls in _NAMESPACES or any(hasattr(cls, marker) for marker in _MARKERS.split())
+
+
+def _contents(value: Any, cls: type, expand: bool) -> Iterator[tuple[str, Any]]:
     """What an object holds, by name, as it was declared; of an undeclared one all that is public."""
     if issubclass(cls, datetime.timedelta):
         yield "seconds", value.total_seconds()
@@ -303,10 +308,11 @@ def _contents(value: Any, cls: type) -> Iterator[tuple[str, Any]]:
     elif hasattr(cls, "get_secret_value"):
         yield "value", REDACTED
     else:
-        attributes = _attributes(value, cls)
-        yield from attributes.items()
-        if not attributes and cls.__repr__ is not object.__repr__:
-            yield "repr", _safe(repr, value)
+        # A logger or a client in a config would otherwise bring half the process with it.
+        expand = expand and cls.__module__.partition(".")[0] not in sys.stdlib_module_names
+        attributes = _attributes(value, cls) if expand or _declares(cls) else {}
+        shows_itself = not attributes and cls.__repr__ is not object.__repr__
+        yield from [("repr", _safe(repr, value))] if shows_itself else attributes.items()
 
 
 def _stored(value: object) -> dict[str, Any]:
@@ -319,24 +325,23 @@ def _stored(value: object) -> dict[str, Any]:
 def _attributes(value: Any, cls: type) -> dict[str, Any]:
     stored = _stored(value)
     declared: Any = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else None
-    for marker in ("__struct_fields__", "__attrs_attrs__", "__chz_fields__"):  # msgspec, attrs, chz
+    for marker in _MARKERS.split()[2:]:
         declared = getattr(cls, marker, declared)
     if declared is not None:
         names = [field if isinstance(field, str) else field.name for field in declared]
         return {name: _declared_value(stored, cls, name) for name in names}
     if hasattr(cls, "__pydantic_fields__"):
         stored |= stored.get("__pydantic_extra__") or {}
-    if cls in {argparse.Namespace, types.SimpleNamespace}:
+    if cls in _NAMESPACES:
         return stored
     return {name: content for name, content in stored.items() if not name.startswith("_")}
 
 
 def _declared_value(stored: dict[str, Any], cls: type, name: str) -> Any:
-    for key in (name, f"X_{name}"):  # chz keeps what it was given under X_
-        if key in stored:
-            return stored[key]
     default = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), property())
-    return "[not stored]" if hasattr(type(default), "__get__") else default
+    computed = hasattr(type(default), "__get__")
+    # chz keeps what it was given under X_.
+    return stored.get(name, stored.get(f"X_{name}", "[not stored]" if computed else default))
 
 
 class _Absent:
@@ -363,24 +368,23 @@ def diff_configs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ConfigChang
     """The changes from `a` to `b`, both as `dump_config` or `read_config` give them, in order."""
     changes: list[ConfigChange] = []
     numbers_a, numbers_b = _nonfinite_numbers(a), _nonfinite_numbers(b)
+    hidden = {_NONFINITE} if numbers_a or numbers_b else set()
     waiting: list[tuple[_KeyPath, Any, Any]] = [((), a, b)]
     while waiting:
         path, old, new = waiting.pop()
+        pairs: list[tuple[_KeyPath, Any, Any]]
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            keys = [
-                key for key in {**old, **new} if path or key != _NONFINITE or not (numbers_a or numbers_b)
-            ]
+            keys = [key for key in {**old, **new} if path or key not in hidden]
             pairs = [((*path, key), old.get(key, ABSENT), new.get(key, ABSENT)) for key in keys]
-            waiting.extend(reversed(pairs))
         elif isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
-            items = [((*path, i), was, now) for i, (was, now) in enumerate(zip(old, new, strict=True))]
-            waiting.extend(reversed(items))
+            pairs = [((*path, index), old[index], new[index]) for index in range(len(old))]
         else:
-            key = key_path(path)
+            pairs, key = [], key_path(path)
             old = numbers_a.get(key) if old is None else old
             new = numbers_b.get(key) if new is None else new
             if not _same(old, new):
                 changes.append(ConfigChange(key, old, new))
+        waiting.extend(reversed(pairs))
     return changes
 
 
@@ -392,6 +396,5 @@ def _nonfinite_numbers(config: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _same(old: Any, new: Any) -> bool:
-    if isinstance(old, float) and isinstance(new, float) and math.isnan(old) and math.isnan(new):
-        return True
-    return bool(old == new) and isinstance(old, bool) == isinstance(new, bool)
+    both_nan = old != old and new != new
+    return both_nan or bool(old == new and isinstance(old, bool) == isinstance(new, bool))

@@ -134,6 +134,10 @@ class RunFiles:
 
 
 def _nested_files(directory: Path, iteration: int) -> Iterator[IterationFile]:
-    for entry in directory.iterdir():
+    try:
+        entries = list(directory.iterdir())
+    except FileNotFoundError:  # a resume emptied and removed it since it was listed
+        return
+    for entry in entries:
         if match := _NESTED_NAME.fullmatch(entry.name):
             yield IterationFile(entry, match[1], iteration, Artifact(match[2]))

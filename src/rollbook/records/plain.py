@@ -7,6 +7,7 @@ produce, become U+FFFD. Nothing a loop logs may kill the run.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 from collections.abc import Mapping
@@ -71,15 +72,14 @@ def _unusual_to_plain(value: Any, key: str, nonfinite: list[str] | None, depth: 
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return to_plain(fields, key, nonfinite, depth + 1)
-    for method in ("item", "tolist"):  # NumPy, torch, JAX: a scalar has item(), an array tolist()
-        convert = getattr(value, method, None)
+    # NumPy, torch, JAX: a scalar has item(), an array tolist(); an array of one element has both.
+    methods = ("tolist", "item") if getattr(value, "shape", ()) else ("item", "tolist")
+    for convert in (getattr(value, method, None) for method in methods):
         if callable(convert):
-            try:
+            with contextlib.suppress(Exception):  # an item() of another meaning, or one that fails
                 converted = convert()
-            except (ValueError, RuntimeError, TypeError):
-                continue
-            if type(converted) is not type(value):
-                return to_plain(converted, key, nonfinite, depth + 1)
+                if type(converted) is not type(value):
+                    return to_plain(converted, key, nonfinite, depth + 1)
     return _safe_str(value)
 
 

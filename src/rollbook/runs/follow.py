@@ -56,7 +56,10 @@ class Follower:
         updates = []
         present = self._present()
         for path, source in present.items():
-            status = path.stat()
+            try:
+                status = path.stat()
+            except FileNotFoundError:  # a resume set it aside since we looked; the next poll says so
+                continue
             signature = (status.st_ino, status.st_size, status.st_mtime_ns)
             if self._seen.get(path) == signature:
                 continue

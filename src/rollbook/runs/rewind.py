@@ -76,9 +76,7 @@ def set_aside(path: Path, files: RunFiles, keep: Path) -> None:
 
 
 def _cut(path: Path, length: int, files: RunFiles, keep: Path) -> None:
-    if not path.exists():
-        return
-    size = path.stat().st_size
+    size = path.stat().st_size if path.exists() else 0
     if size < length:
         raise BadFileError(
             path,

@@ -7,6 +7,7 @@ import socket
 from typing import NamedTuple
 
 from rollbook.errors import UsageError
+from rollbook.records.atomic import remove_leftovers
 from rollbook.records.checkpoints import (
     CheckpointRecord,
     StoredCheckpoint,
@@ -36,6 +37,8 @@ class Start(NamedTuple):
 
 def start_run(files: RunFiles, *, kind: str, total_iterations: int | None, resume: bool | str) -> Start:
     """Make the directory ready for writing and note the new attempt in run.json."""
+    for directory in (files.root, *files.root.glob("iteration_*")):
+        remove_leftovers(directory)
     if files.run.exists():
         if not resume:
             raise UsageError(_refusal(files))

@@ -6,11 +6,9 @@ import asyncio
 import gc
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from rollbook.errors import UsageError
@@ -90,7 +88,7 @@ def test_a_scope_around_functions_opens_anew_for_every_call() -> None:
         return value
 
     async def main() -> list[int]:
-        return await asyncio.gather(later(1), later(2))
+        return list(await asyncio.gather(later(1), later(2)))
 
     assert (add.__name__, add.__doc__, add(1, 1)) == ("add", "Sum.", 2)
     with logtree.trace("t") as trace:
@@ -109,7 +107,7 @@ def test_a_scope_around_a_generator_is_refused_with_advice() -> None:
     def numbers() -> Iterator[int]:
         yield 1
 
-    with pytest.raises(UsageError, match="put `with logtree.scope"):
+    with pytest.raises(UsageError, match=r"put `with logtree\.scope"):
         logtree.scope("x")(numbers)
 
 
@@ -171,7 +169,7 @@ def test_two_traces_in_two_tasks_stay_apart() -> None:
         return trace
 
     async def main() -> list[Trace]:
-        return await asyncio.gather(one("a"), one("b"))
+        return list(await asyncio.gather(one("a"), one("b")))
 
     for trace in asyncio.run(main()):
         assert texts(trace.root) == [f"{trace.title} {step}" for step in range(5)]
@@ -214,102 +212,6 @@ def test_nothing_is_looked_at_or_built_while_nobody_listens() -> None:
         node.attrs["data-lost"] = "x"
     with logtree.scope("nobody") as again:
         assert (again.children, again.attrs) == ([], {})
-
-
-class FailingRepr:
-    def __repr__(self) -> str:
-        raise RuntimeError("no")
-
-
-class LyingScalar:
-    def item(self) -> object:
-        return self
-
-
-@dataclass
-class Reply:
-    role: str
-    content: Any
-
-
-SELF_CONTAINING: list[Any] = []
-SELF_CONTAINING.append(SELF_CONTAINING)
-
-ODD_VALUES: list[Any] = [
-    None,
-    b"\xff\x00bytes",
-    bytearray(b"more"),
-    "lone \ud800 surrogate \udfff",
-    float("nan"),
-    float("-inf"),
-    10**5000,
-    np.float32(0.5),
-    np.int64(7),
-    np.float64("nan"),
-    np.array([1, 2]),
-    np.zeros((2, 2)),
-    np.array(3),
-    FailingRepr(),
-    LyingScalar(),
-    {
-        "role": "user",
-        "content": [{"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}],
-    },
-    {"role": FailingRepr(), "content": {1: FailingRepr()}, 5: b"x"},
-    [{"role": None, "content": None, "tool_calls": 7}, "bare", 3, None],
-    [{"role": "tool", "tool_call_id": ["a"], "content": [[["x"]]], "name": {}}],
-    [{"role": "assistant", "tool_calls": [{"function": 5}, {"id": {}}, None, {"function": {"name": []}}]}],
-    [{"content": [{"type": "image", "image": 5}, {"type": None}, {"type": ["x"]}, {"image_url": {}}]}],
-    Reply("user", "dataclass"),
-    SELF_CONTAINING,
-    {"a": SELF_CONTAINING},
-    {1, 2},
-    (value for value in [1, "two"]),
-    [[1], [1, 2, 3], {"a": 1}, None, "text"],
-    object,
-    ValueError("\ud800"),
-    type("Empty", (str,), {})("subclass"),
-]
-
-
-@pytest.mark.parametrize("value", ODD_VALUES, ids=lambda value: type(value).__name__)
-def test_no_value_makes_a_call_or_a_file_fail(value: Any, tmp_path: Path) -> None:
-    with logtree.trace(value) as trace:
-        with logtree.scope(value, group_idx=value, **{"": value, "on click=": value, '"><b>': value}) as node:
-            logtree.text(value)
-            logtree.heading(value)
-            logtree.details(value, summary=value)
-            logtree.table(value, value)
-            logtree.table([value, [value], {"a": value}], columns=[value])
-            logtree.conversation(value, traj_idx=value)
-            logtree.conversation([{"role": value, "content": value, "tool_calls": value, "extra": value}])
-            logtree.conversation(
-                [{"role": "user", "content": [{"type": value, "text": value, "image": value}]}]
-            )
-            logtree.exception(value if isinstance(value, BaseException) else ValueError(value))
-        node.retitle(value)
-        node.identify(reward=value)
-    raw, html = files_of(trace, tmp_path)
-    assert raw["root"]["children"]
-    assert html.endswith("</html>\n")
-    assert logtree.encode(logtree.read(tmp_path / "page_logtree.json")) != b""
-
-
-def test_values_keep_their_meaning() -> None:
-    with logtree.trace("t") as trace:
-        logtree.text(np.float32(0.5))
-        logtree.text(b"caf\xc3\xa9")
-        logtree.text(None)
-        logtree.text(FailingRepr())
-        logtree.table(
-            [{"n": np.int64(3), "x": np.float64(0.25), "bad": float("nan"), "ok": True, "no": None}]
-        )
-    assert texts(trace.root) == ["0.5", "café", "None", "<FailingRepr that cannot be shown: RuntimeError>"]
-    (table,) = logtree.find_tables(trace)
-    assert table.columns == ["n", "x", "bad", "ok", "no"]
-    assert table.rows == [[3, 0.25, None, True, None]]
-    assert [type(cell) for cell in table.rows[0]] == [int, float, type(None), bool, type(None)]
-    assert table.node.data is not None and table.node.data["nonfinite"] == [[0, 2, "NaN"]]
 
 
 def test_a_conversation_is_a_copy() -> None:
@@ -393,7 +295,9 @@ def test_details_hold_what_is_logged_inside() -> None:
 
 
 def test_five_thousand_nested_scopes_stay_readable_everywhere(tmp_path: Path) -> None:
-    blocks = [logtree.scope(f"level {level}", level=level, **{f"by_{level % 10}": level}) for level in range(5000)]
+    blocks = [
+        logtree.scope(f"level {level}", level=level, **{f"by_{level % 10}": level}) for level in range(5000)
+    ]
     with logtree.trace("deep") as trace:
         for block in blocks:
             block.__enter__()

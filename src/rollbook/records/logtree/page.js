@@ -57,10 +57,15 @@
     (el.querySelector(":scope > summary") || main).focus({ preventScroll: true });
   }
   function arrive() {
-    const el = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const el = location.hash.length > 1 && document.getElementById(location.hash.slice(1));
     if (!el || !main.contains(el)) return;
     openAround(el);
     el.scrollIntoView();
+    // What was skipped until now has only an estimated height: aim again as it is laid out.
+    requestAnimationFrame(() => {
+      el.scrollIntoView();
+      requestAnimationFrame(() => { el.scrollIntoView(); followSoon(); });
+    });
   }
   addEventListener("hashchange", arrive);
 

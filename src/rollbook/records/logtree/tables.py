@@ -37,17 +37,22 @@ def table_data(rows: object, caption: object, columns: Iterable[object] | None) 
 
 
 def _listed(rows: object) -> list[Any]:
-    """The rows of a list, an iterator, a dict, a data frame or an array."""
+    """The rows of a list, an iterator, a dict, a data frame or an array, each a list, a tuple or plain."""
+    try:
+        items = _items(rows)
+    except Exception:  # something that only looks like a table: it is shown as it shows itself
+        items = [to_text(rows)]
+    return [item if type(item) in (list, tuple) else to_plain(item) for item in items]
+
+
+def _items(rows: object) -> list[Any]:
     if isinstance(rows, (list, tuple)):
         return list(rows)
-    try:
-        if isinstance(rows, Mapping):
-            return list(rows.items())
-        if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
-            return list(rows.to_dict("records"))
-        plain = rows.tolist() if hasattr(rows, "tolist") else to_plain(drained(rows))
-    except Exception:  # something that only looks like a table: it is shown as it shows itself
-        plain = to_text(rows)
+    if isinstance(rows, Mapping):
+        return list(rows.items())
+    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
+        return list(rows.to_dict("records"))
+    plain = rows.tolist() if hasattr(rows, "tolist") else to_plain(drained(rows))
     if plain is None:
         return []
     return plain if isinstance(plain, list) else [plain]
@@ -56,17 +61,18 @@ def _listed(rows: object) -> list[Any]:
 def _names(rows: list[Any]) -> list[str]:
     seen: dict[str, None] = {}
     for row in rows:
-        if isinstance(row, Mapping):
-            seen.update(dict.fromkeys(to_text(key) for key in row))
+        if isinstance(row, dict):
+            seen.update(dict.fromkeys(row))
     return list(seen)
 
 
-def _cells(row: object, names: list[str], index: int, nonfinite: list[list[Any]]) -> list[Any]:
-    plain = [to_plain(cell) for cell in row] if isinstance(row, (tuple, list)) else to_plain(row)
-    if isinstance(plain, dict):
-        cells = [plain.get(name) for name in names]
+def _cells(row: Any, names: list[str], index: int, nonfinite: list[list[Any]]) -> list[Any]:
+    if isinstance(row, dict):
+        cells = [row.get(name) for name in names]
+    elif isinstance(row, (list, tuple)):
+        cells = [to_plain(cell) for cell in row]
     else:
-        cells = plain if isinstance(plain, list) else [plain]
+        cells = [row]
     for column, cell in enumerate(cells):
         if type(cell) is float and not isfinite(cell):
             nonfinite.append([index, column, _NONFINITE[str(cell)]])

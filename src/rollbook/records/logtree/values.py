@@ -34,10 +34,8 @@ def to_plain(value: object) -> Any:
 
 def drained(value: object) -> object:
     """The items of a generator; anything else unchanged."""
-    if not isinstance(value, Iterator):
-        return value
     try:
-        return list(value)
+        return list(value) if isinstance(value, Iterator) else value
     except Exception as error:
         return _unshowable(value, error)
 

@@ -1,0 +1,134 @@
+"""An agent turns a task into an episode: an environment and a policy, or a system that brings both."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from rollbook.envs.base import Environment, EnvironmentFactory, Feedback, SharingFactory, Start, Task
+from rollbook.policies.base import Completion, FailureKind, Message, Policy, Request, RolloutFailure, Usage
+from rollbook.records.rollouts import Step
+
+
+class Episode(msgspec.Struct):
+    """One finished rollout."""
+
+    reward: float
+    messages: list[Message]  # what came after the prompt: replies, tool results, the environment's words
+    prompt: list[Message]  # what the policy saw first
+    steps: list[Step] = []
+    metrics: dict[str, Any] = {}
+    stop_reason: str = "stop"
+    usage: Usage = msgspec.field(default_factory=Usage)
+    model: str | None = None
+    tools: list[dict[str, Any]] = []
+    completions: list[Completion] = []  # one an assistant message, for token ids and logprobs
+    response: dict[str, Any] | None = None  # given whole by systems that speak Responses themselves
+    fields: dict[str, Any] = {}  # further fields for the output row
+
+
+class Agent(Protocol):
+    async def run(self, task: Task) -> Episode: ...
+
+    async def close(self) -> None: ...
+
+
+class EnvironmentAgent:
+    """A policy acting in an environment, turn by turn, until it is done."""
+
+    def __init__(self, make_environment: EnvironmentFactory, policy: Policy, *, max_turns: int = 64) -> None:
+        self._make_environment = make_environment
+        self._policy = policy
+        self._max_turns = max_turns
+
+    async def run(self, task: Task) -> Episode:
+        environment: Environment = await _guarded(self._make_environment)
+        try:
+            episode = await self._play(environment, task)
+        except BaseException:
+            with contextlib.suppress(RolloutFailure):  # the first failure is the one that counts
+                await _guarded(environment.close)
+            raise
+        await _guarded(environment.close)
+        return episode
+
+    async def close(self) -> None:
+        await self._policy.close()
+        if isinstance(self._make_environment, SharingFactory):
+            await self._make_environment.close()
+
+    async def _play(self, environment: Environment, task: Task) -> Episode:
+        start: Start = await _guarded(environment.start, task, returns=Start)
+        conversation = list(start.messages)
+        episode = Episode(reward=0.0, messages=[], prompt=start.messages, tools=start.tools)
+        for turn in range(self._max_turns):
+            completion = await self._policy.act(Request(conversation, start.tools, task.params))
+            feedback: Feedback = await _guarded(environment.step, completion.message, returns=Feedback)
+            reward = _number(feedback.reward, environment)
+            self._note(episode, completion, turn)
+            step = episode.steps[-1]
+            step.reward, step.metrics, step.logs = reward, feedback.metrics, feedback.logs
+            episode.reward += reward
+            conversation += (completion.message, *feedback.messages)
+            episode.messages += (completion.message, *feedback.messages)
+            if feedback.done:
+                episode.stop_reason = feedback.stop_reason or completion.finish_reason
+                break
+        else:
+            episode.stop_reason = "max_turns"
+        episode.steps[-1].episode_done = True
+        return episode
+
+    @staticmethod
+    def _note(episode: Episode, completion: Completion, turn: int) -> None:
+        usage = completion.usage
+        episode.usage.add(usage)
+        episode.model = completion.model
+        episode.completions.append(completion)
+        episode.steps.append(Step(step_idx=turn, ob_len=usage.input_tokens, ac_len=usage.output_tokens))
+
+
+def steps_of(messages: Sequence[Message], reward: float) -> list[Step]:
+    """The steps of an episode that was played elsewhere: one a reply, the reward with the last."""
+    turns = sum(message.get("role") == "assistant" for message in messages) or 1
+    steps = [Step(step_idx=turn) for turn in range(turns)]
+    steps[-1].reward, steps[-1].episode_done = reward, True
+    return steps
+
+
+async def _guarded(call: Any, *arguments: Any, returns: type | None = None) -> Any:
+    """Call into an environment, sync or async; what it raises is its failure, not the policy's."""
+    try:
+        result = call(*arguments)
+        result = await result if inspect.isawaitable(result) else result
+    except RolloutFailure:
+        raise
+    except Exception as error:
+        raise RolloutFailure(
+            FailureKind.ENVIRONMENT, f"{_place(call)}: {type(error).__name__}: {error}"
+        ) from error
+    if returns is not None and not isinstance(result, returns):
+        why = f"{_place(call)} must return a {returns.__name__}, not {type(result).__name__}"
+        raise RolloutFailure(FailureKind.ENVIRONMENT, why)
+    return result
+
+
+def _number(reward: Any, environment: Environment) -> float:
+    """A reward that can be summed and averaged; a torch scalar is one, a NaN is not."""
+    try:
+        if math.isfinite(number := float(reward)):
+            return number
+    except (TypeError, ValueError):
+        pass
+    why = f"{_place(environment.step)} gave the reward {reward!r}, which is not a finite number"
+    raise RolloutFailure(FailureKind.ENVIRONMENT, why)
+
+
+def _place(call: Any) -> str:
+    owner = getattr(call, "__self__", None)
+    return f"{type(owner).__name__}.{call.__name__}" if owner is not None else "making the environment"

@@ -1,0 +1,195 @@
+"""Agents from a config: `env: {name: ..., settings}` and `policy: {kind: ..., settings}`.
+
+What a name stands for, what settings it takes, and what of them changes the meaning of a result. Where a
+server is, how to log in and how long to wait do not; everything else does, the grading code included.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from rollbook.envs.agent import Agent, EnvironmentAgent
+from rollbook.envs.registry import environment_class, environment_factory, load_module, source_digest
+from rollbook.errors import UsageError
+from rollbook.policies.base import Policy
+from rollbook.policies.openai import OpenAIPolicy, OpenAISettings
+from rollbook.policies.scripted import ScriptedPolicy
+from rollbook.runs.settings import typed
+
+GYM = "gym"
+VERIFIERS = "verifiers:"
+POLICY_KINDS = ("openai", "scripted")
+# Settings that say where and how fast, not what.
+_OPERATIONAL = frozenset({"base_url", "api_key_env", "headers", "connect_timeout_s", "total_timeout_s"})
+_SECRET_HEADERS = frozenset({"authorization", "api-key", "x-api-key"})
+
+
+class ScriptedSettings(msgspec.Struct, kw_only=True):
+    script: str | list[Any]  # module:function, path.py:function, or the replies turn by turn
+    kind: Literal["scripted"] = "scripted"
+    delay: float = 0.0
+
+
+class GymSettings(msgspec.Struct, kw_only=True):
+    name: Literal["gym"]
+    url: str
+    connect_timeout_s: float = 30.0
+    total_timeout_s: float | None = 3600.0
+
+
+def build_agent(
+    env: Mapping[str, Any],
+    policy: Mapping[str, Any] | None = None,
+    *,
+    max_turns: int = 64,
+    wrap_policy: Callable[[Policy], Policy] = lambda policy: policy,
+) -> Agent:
+    """The agent of a config; `wrap_policy` puts a limiter, a recorder or the like around its policy."""
+    name, settings = _named(env)
+    refuse_secrets(env, "env")
+    refuse_secrets(policy or {}, "policy")
+    if name == GYM:
+        from rollbook.envs.gym_bridge import GymAgent
+
+        if policy is not None:
+            raise UsageError("env 'gym' is an agent server with a policy of its own; leave out policy")
+        gym = typed(env, GymSettings, "env")
+        return GymAgent(gym.url, connect_timeout_s=gym.connect_timeout_s, total_timeout_s=gym.total_timeout_s)
+    if policy is None:
+        raise UsageError(
+            f"env {name!r} needs a policy; write policy: {{kind: openai, base_url: ..., model: ...}}"
+        )
+    if name.startswith(VERIFIERS):
+        from rollbook.envs.verifiers_bridge import VerifiersAgent
+
+        if _kind(policy) != "openai":
+            raise UsageError(f"env {name!r} asks an endpoint itself; it needs a policy of kind openai")
+        asked = typed(policy, OpenAISettings, "policy")
+        return VerifiersAgent(name.removeprefix(VERIFIERS), settings, asked)
+    factory = environment_factory(name, settings)
+    return EnvironmentAgent(factory, wrap_policy(build_policy(policy)), max_turns=max_turns)
+
+
+def build_policy(policy: Mapping[str, Any]) -> Policy:
+    refuse_secrets(policy, "policy")
+    if _kind(policy) == "openai":
+        return OpenAIPolicy(typed(policy, OpenAISettings, "policy"))
+    settings = typed(policy, ScriptedSettings, "policy")
+    if isinstance(settings.script, list):
+        return ScriptedPolicy(settings.script, delay=settings.delay)
+    return ScriptedPolicy(_function(settings.script), delay=settings.delay)
+
+
+def make_tasks(env: Mapping[str, Any], count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Rows of the environment's own making, for a collection without an input file."""
+    name, settings = _named(env)
+    if name.startswith(VERIFIERS):
+        from rollbook.envs.verifiers_bridge import verifiers_tasks
+
+        return verifiers_tasks(name.removeprefix(VERIFIERS), settings, count)
+    if name == GYM:
+        raise UsageError("env 'gym' makes no tasks of its own; give input_jsonl_fpath=...")
+    try:
+        return environment_class(name).tasks(count, seed, **settings)
+    except NotImplementedError as error:
+        raise UsageError(f"env {name!r}: {error}; give input_jsonl_fpath=...") from None
+
+
+def describe_agent(
+    env: Mapping[str, Any], policy: Mapping[str, Any] | None = None, *, max_turns: int = 64
+) -> dict[str, Any]:
+    """Everything that changes the meaning of a result, to be compared when a collection is resumed."""
+    name, settings = _named(env)
+    if name == GYM:
+        return {"env": {"name": GYM}}
+    described: dict[str, Any] = {"name": name, **_without_operation(settings)}
+    if name.startswith(VERIFIERS):
+        from rollbook.envs.verifiers_bridge import versions_of
+
+        described["versions"] = versions_of(name.removeprefix(VERIFIERS))
+    else:
+        described["source_sha256"] = source_digest(name)
+    return {"env": described, "policy": _describe_policy(policy or {}), "max_turns": max_turns}
+
+
+def refuse_secrets(values: Mapping[str, Any], where: str) -> None:
+    """Keys come from environment variables; in a file they would end up in records and repositories."""
+    for key, value in values.items():
+        path = f"{where}.{key}"
+        if key == "api_key":
+            raise UsageError(
+                f"{path}: a key does not belong in a file; name the variable that holds it: "
+                f"{where}.api_key_env: MY_API_KEY"
+            )
+        if key == "headers" and isinstance(value, Mapping):
+            for header in value:
+                if str(header).casefold() in _SECRET_HEADERS:
+                    raise UsageError(
+                        f"{path}.{header}: a key does not belong in a file; use {where}.api_key_env"
+                    )
+        elif isinstance(value, Mapping):
+            refuse_secrets(value, path)
+
+
+def _describe_policy(policy: Mapping[str, Any]) -> dict[str, Any]:
+    if not policy:
+        return {}
+    if _kind(policy) == "openai":
+        settings = typed(policy, OpenAISettings, "policy")
+        names = ("kind", "model", "api", "params", "return_tokens")
+        return {name: getattr(settings, name) for name in names}
+    scripted = typed(policy, ScriptedSettings, "policy")
+    described: dict[str, Any] = {"kind": "scripted", "script": scripted.script}
+    if isinstance(scripted.script, str):
+        source = inspect.getsource(
+            inspect.getmodule(_function(scripted.script)) or _function(scripted.script)
+        )
+        described["source_sha256"] = hashlib.sha256(source.encode()).hexdigest()
+    return described
+
+
+def _without_operation(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the settings that are themselves an endpoint's (a judge), what it is asked and not where."""
+    kept: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and "base_url" in value:
+            kept[key] = {name: item for name, item in value.items() if name not in _OPERATIONAL}
+        else:
+            kept[key] = value
+    return kept
+
+
+def _named(env: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    name = env.get("name")
+    if not isinstance(name, str) or not name:
+        raise UsageError("env.name is missing; write env: {name: arithmetic}")
+    return name, {key: value for key, value in env.items() if key != "name"}
+
+
+def _kind(policy: Mapping[str, Any]) -> str:
+    kind = policy.get("kind", "openai")
+    if kind not in POLICY_KINDS:
+        near = difflib.get_close_matches(str(kind), POLICY_KINDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known kinds: {', '.join(POLICY_KINDS)}"
+        raise UsageError(f"policy.kind {kind!r} is not known; {hint}")
+    return str(kind)
+
+
+def _function(script: str) -> Callable[..., Any]:
+    place, _, name = script.rpartition(":")
+    if not place or not name:
+        raise UsageError(
+            f"policy.script {script!r} names no function; write module:function or path.py:function, "
+            "or the replies as a list"
+        )
+    found = getattr(load_module(place, f"policy.script {script!r}"), name, None)
+    if not callable(found):
+        raise UsageError(f"policy.script {script!r}: {place} has no function {name}")
+    function: Callable[..., Any] = found
+    return function

@@ -1,0 +1,50 @@
+"""`dataset`: rows with an expected answer, one reply each, graded by one of a few graders.
+
+env: {name: dataset, grader: number, answer_key: reward_model.ground_truth}
+env: {name: dataset, grader: exact, pattern: 'ANSWER: (\\w+)', ignore_case: true}
+env: {name: dataset, grader: judge, judge: {base_url: http://127.0.0.1:8000/v1, model: m}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+from rollbook.envs.base import Environment, Feedback, Start, Task
+from rollbook.envs.graders import Grader, make_grader
+from rollbook.policies.base import Message
+from rollbook.policies.conversion import text_of
+
+
+class Dataset(Environment):
+    """Settings are those of `graders.GraderSettings`."""
+
+    stateless = True
+    sources = (
+        "rollbook.envs.answers",
+        "rollbook.envs.graders",
+        "rollbook.envs.judge",
+        "rollbook.envs.worker",
+    )
+
+    def __init__(self, grader: str | Grader = "exact", **settings: Any) -> None:
+        self._owns_grader = isinstance(grader, str)
+        self._grader = make_grader({"grader": grader, **settings}) if isinstance(grader, str) else grader
+        self._task: Task | None = None
+        self._expected: Any = None
+
+    @classmethod
+    def shared(cls, **settings: Any) -> dict[str, Any]:
+        return {"grader": make_grader(settings)}
+
+    def start(self, task: Task) -> Start:
+        self._task, self._expected = task, self._grader.expected(task.row)
+        return Start(messages=task.messages, tools=task.tools)
+
+    def step(self, message: Message) -> Feedback | Awaitable[Feedback]:
+        if self._task is None:
+            raise RuntimeError("step(message) before start(task)")
+        return self._grader.grade(self._task, self._expected, text_of(message))
+
+    def close(self) -> Awaitable[None] | None:
+        return self._grader.close() if self._owns_grader else None

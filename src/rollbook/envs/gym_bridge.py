@@ -1,0 +1,98 @@
+"""A running NeMo Gym agent server as an agent: the row goes to its `/run`, a graded response comes back.
+
+The server brings environment and policy. It reports failures with status 200 and sentinel keys in the
+answer; those become failures here, never rewards.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import orjson
+
+from rollbook.envs.agent import Episode, steps_of
+from rollbook.envs.base import Task
+from rollbook.policies.base import FailureKind, RolloutFailure, Usage
+from rollbook.policies.conversion import to_chat
+from rollbook.policies.http import Endpoint, checked_url
+
+_FAILURE_CLASS = "_ng_failure_class"
+_NO_FIELD = frozenset(
+    {"responses_create_params", "response", "reward", "_ng_task_index", "_ng_rollout_index"}
+)
+# The classes agent servers use; what they call by another name is tried again like a server's error.
+_KINDS = {
+    "judge_failed": FailureKind.JUDGE,
+    "timeout_exceeded": FailureKind.TIMEOUT,
+    "skipped": FailureKind.ENVIRONMENT,
+    "kill_shaped": FailureKind.WORKER_LOST,
+}
+
+
+class GymAgent:
+    def __init__(
+        self, url: str, *, connect_timeout_s: float = 30.0, total_timeout_s: float | None = 3600.0
+    ) -> None:
+        base = checked_url(url, "env.url").removesuffix("/run")
+        self._endpoint = Endpoint(
+            f"{base}/run", connect_timeout_s=connect_timeout_s, total_timeout_s=total_timeout_s
+        )
+
+    async def run(self, task: Task) -> Episode:
+        data = await self._endpoint.post({**task.row, "_ng_rollout_index": task.repeat})
+        try:
+            answer = orjson.loads(data)
+            if _FAILURE_CLASS in answer:
+                raise _failure(answer)
+            return _episode(answer, task)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._endpoint.not_the_protocol(data, error) from None
+
+    async def close(self) -> None:
+        await self._endpoint.close()
+
+
+def _failure(answer: dict[str, Any]) -> RolloutFailure:
+    name = str(answer[_FAILURE_CLASS])
+    kind = _KINDS.get(name, FailureKind.SERVER_ERROR)
+    if answer.get("_ng_failure_terminal"):
+        kind = FailureKind.ENVIRONMENT  # which is not tried again
+    why = answer.get("_ng_failure_judge_error") or answer.get("error_message") or "no reason given"
+    return RolloutFailure(kind, f"the agent server says {name}: {why}")
+
+
+def _episode(answer: dict[str, Any], task: Task) -> Episode:
+    response, reward = answer["response"], float(answer["reward"])
+    if not math.isfinite(reward):
+        raise ValueError(f"the reward is {reward}")
+    messages = to_chat(response["output"])
+    rest = {key: value for key, value in answer.items() if key not in _NO_FIELD}
+    return Episode(
+        reward=reward,
+        messages=messages,
+        prompt=task.messages,
+        steps=steps_of(messages, reward),
+        metrics={key: value for key, value in rest.items() if isinstance(value, int | float)},
+        stop_reason=_stop_reason(response),
+        usage=_usage(response.get("usage") or {}),
+        model=response.get("model"),
+        tools=response.get("tools") or [],
+        response=response,
+        fields={key: value for key, value in rest.items() if not isinstance(value, int | float)},
+    )
+
+
+def _stop_reason(response: dict[str, Any]) -> str:
+    reason = (response.get("incomplete_details") or {}).get("reason")
+    return "length" if reason == "max_output_tokens" else str(reason or "stop")
+
+
+def _usage(usage: dict[str, Any]) -> Usage:
+    seen, said = usage.get("input_tokens_details") or {}, usage.get("output_tokens_details") or {}
+    return Usage(
+        input_tokens=int(usage.get("input_tokens") or 0),
+        output_tokens=int(usage.get("output_tokens") or 0),
+        reasoning_tokens=int(said.get("reasoning_tokens") or 0),
+        cached_tokens=int(seen.get("cached_tokens") or 0),
+    )

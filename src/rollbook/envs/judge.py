@@ -1,0 +1,92 @@
+"""A model that judges answers, over any OpenAI-compatible endpoint.
+
+Only a call that failed is a failure, of the kind `judge`; a judge that answers without a verdict has not
+found the answer right, which is a reward of 0.0 and `judge_unparsed`: 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from rollbook.envs.base import Feedback, Task
+from rollbook.errors import UsageError
+from rollbook.policies.base import FailureKind, Request, RolloutFailure
+from rollbook.policies.conversion import text_of
+from rollbook.policies.openai import OpenAIPolicy, OpenAISettings
+
+PROMPT = """\
+You compare an answer to a question with the answer that is known to be right. Judge only whether both say \
+the same, not how it is put.
+
+Question:
+{question}
+
+Right answer:
+{expected}
+
+Answer to judge:
+{answer}
+
+Think briefly, then end with one line that reads VERDICT: CORRECT or VERDICT: INCORRECT."""
+
+
+class JudgeSettings(OpenAISettings, kw_only=True):
+    """A policy's settings, what to ask, and what to find in the reply."""
+
+    prompt: str = PROMPT  # {question}, {expected} and {answer} are filled in
+    verdicts: dict[str, float] = msgspec.field(default_factory=lambda: {"CORRECT": 1.0, "INCORRECT": 0.0})
+    verdict_after: str = "VERDICT:"  # a verdict counts only after these words; the last one does
+
+
+class Judge:
+    def __init__(self, settings: JudgeSettings, where: str = "env.judge") -> None:
+        if "{answer}" not in settings.prompt:
+            raise UsageError(f"{where}.prompt has no {{answer}}, so the judge would not see it")
+        if not settings.verdicts:
+            raise UsageError(f"{where}.verdicts is empty; write it like {{CORRECT: 1.0, INCORRECT: 0.0}}")
+        self._prompt = settings.prompt
+        self._scores = {word.casefold(): score for word, score in settings.verdicts.items()}
+        self._policy = OpenAIPolicy(settings, where=where)
+        words = "|".join(re.escape(word) for word in sorted(settings.verdicts, key=len, reverse=True))
+        # Judges like to set the verdict in bold or in quotes.
+        self._verdict = re.compile(
+            rf"{re.escape(settings.verdict_after)}[\s*_`\"'\[(]{{0,16}}({words})(?!\w)", re.IGNORECASE
+        )
+
+    async def grade(self, task: Task, expected: Sequence[object], answer: str) -> Feedback:
+        question = "\n\n".join(text_of(m) for m in task.messages if m.get("role") == "user")
+        right = "\nor: ".join(map(str, expected))
+        asked = _filled(self._prompt, {"question": question, "expected": right, "answer": answer})
+        try:
+            completion = await self._policy.act(Request([{"role": "user", "content": asked}]))
+        except RolloutFailure as failure:
+            raise RolloutFailure(
+                FailureKind.JUDGE,
+                f"the judge ({failure.kind}): {failure}",
+                status=failure.status,
+                retry_after=failure.retry_after,
+            ) from failure
+        said = text_of(completion.message)
+        verdicts = self._verdict.findall(said)
+        score = self._scores[verdicts[-1].casefold()] if verdicts else 0.0
+        return Feedback(
+            reward=score,
+            metrics={
+                "correct": score,
+                "judge_unparsed": int(not verdicts),
+                "judge_input_tokens": completion.usage.input_tokens,
+                "judge_output_tokens": completion.usage.output_tokens,
+            },
+            logs={"judge": said},
+        )
+
+    async def close(self) -> None:
+        await self._policy.close()
+
+
+def _filled(template: str, values: dict[str, str]) -> str:
+    """In one pass, so that an answer which says "{expected}" does not learn it."""
+    return re.sub(r"\{(question|expected|answer)\}", lambda match: values[match[1]], template)

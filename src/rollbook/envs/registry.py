@@ -1,0 +1,121 @@
+"""Environments by name: the built-in ones, `module:Class`, or `path.py:Class`."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rollbook.envs.base import Environment, SharingFactory, SingleTurn
+from rollbook.errors import UsageError
+
+BUILT_IN = {
+    "arithmetic": "rollbook.envs.arithmetic:Arithmetic",
+    "calculator": "rollbook.envs.calculator:Calculator",
+    "dataset": "rollbook.envs.dataset:Dataset",
+}
+
+
+def environment_class(name: str) -> type[Environment]:
+    if name == "gym" or name.startswith("verifiers:"):
+        raise UsageError(f"env.name {name!r} brings its own loop; rollbook.envs.agents builds it whole")
+    place, _, attribute = BUILT_IN.get(name, name).rpartition(":")
+    if not place or not attribute:
+        near = difflib.get_close_matches(name, BUILT_IN, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"built in: {', '.join(BUILT_IN)}"
+        raise UsageError(f"env.name {name!r} is not known; {hint} Your own: module:Class or path.py:Class")
+    module = load_module(place, f"env.name {name!r}")
+    found = getattr(module, attribute, None)
+    if found is None:
+        names = [key for key, value in vars(module).items() if _is_environment(value)]
+        raise UsageError(
+            f"env.name {name!r}: {place} has no {attribute}; it has: {', '.join(names) or 'none'}"
+        )
+    if not _is_environment(found):
+        raise UsageError(
+            f"env.name {name!r}: {attribute} is not an Environment; subclass rollbook.envs.Environment "
+            "or decorate a grading function with rollbook.envs.single_turn"
+        )
+    environment: type[Environment] = found
+    return environment
+
+
+def environment_factory(name: str, settings: Mapping[str, Any]) -> SharingFactory:
+    """Makes one environment an episode; wrong settings are refused here, not at the first row."""
+    kind = environment_class(name)
+    try:
+        kind(**settings)
+        if issubclass(kind, SingleTurn):
+            inspect.signature(kind.grader).bind(None, "", **settings)
+    except TypeError as error:
+        raise UsageError(
+            f"env {name!r} does not take these settings ({error}); it takes: {_settings_of(kind)}"
+        ) from error
+    return SharingFactory(kind, settings)
+
+
+def source_digest(name: str) -> str | None:
+    """A digest of the code an environment was loaded from: grading that changed is not the same grading."""
+    kind = environment_class(name)
+    digest = hashlib.sha256()
+    try:
+        for module in (kind.__module__, *kind.sources):
+            digest.update(inspect.getsource(importlib.import_module(module)).encode())
+    except (OSError, TypeError):
+        return None
+    return digest.hexdigest()
+
+
+def _settings_of(kind: type[Environment]) -> str:
+    if issubclass(kind, SingleTurn):
+        names = list(inspect.signature(kind.grader).parameters)[2:]
+    else:
+        names = list(inspect.signature(kind).parameters)
+    return ", ".join(names) or "none"
+
+
+def _is_environment(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Environment)
+
+
+def load_module(place: str, where: str) -> ModuleType:
+    """A module by its dotted name or by the path of its file; `where` is what asks, for messages."""
+    try:
+        if place.endswith(".py"):
+            return _from_file(Path(place), where)
+        if (here := str(Path.cwd())) not in sys.path:
+            sys.path.append(here)  # as `python` itself would; last, so that it hides nothing installed
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{where}: no module {error.name!r}; install it, or name a file: path.py:name"
+        ) from error
+    except SyntaxError as error:
+        raise UsageError(f"{where}: {error.filename}:{error.lineno}: {error.msg}") from error
+
+
+def _from_file(path: Path, where: str) -> ModuleType:
+    if not path.exists():
+        raise UsageError(f"{where}: no file {path}")
+    # Under a name of its own: two files called env.py must not take each other's place.
+    name = f"rollbook_env_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{where}: {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

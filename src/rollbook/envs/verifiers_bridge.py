@@ -1,0 +1,294 @@
+"""Environments of the package `verifiers` as agents: `verifiers:NAME`.
+
+Such an environment brings its own loop and speaks to the endpoint itself, so it needs an `openai` policy
+for where and what to ask, and no environment of ours. Both of the package's interfaces are known: tasksets
+(`verifiers.v1`, the only one since 0.4) and the classic `load_environment` with a dataset (before).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+from rollbook.envs.agent import Episode, steps_of
+from rollbook.envs.base import Task
+from rollbook.errors import UsageError
+from rollbook.policies.base import FailureKind, Message, RolloutFailure, Usage
+from rollbook.policies.conversion import chat_params
+from rollbook.policies.http import bearer, checked_url, kind_of_status
+from rollbook.policies.openai import OpenAISettings
+
+PREFIX = "verifiers:"
+ROW_KEY = "verifiers_task"  # where a row of ours holds the package's own
+
+
+class VerifiersAgent:
+    """`name` is the environment's; `settings` are its arguments, or the fields of its config."""
+
+    def __init__(self, name: str, settings: Mapping[str, Any], policy: OpenAISettings) -> None:
+        checked_url(policy.base_url, "policy.base_url")
+        bearer(policy.api_key_env, "policy.api_key_env")
+        self._environment = _load(name, settings)
+        self._environment.check()
+        self._policy = policy
+
+    async def run(self, task: Task) -> Episode:
+        row = task.row.get(ROW_KEY)
+        if not isinstance(row, dict):
+            raise RolloutFailure(
+                FailureKind.ENVIRONMENT,
+                f"the row has no {ROW_KEY!r}; without input_jsonl_fpath the dataset's own rows are used",
+            )
+        own = {key: value for key, value in task.params.items() if value is not None}
+        return await self._environment.play(row, self._policy, chat_params({**self._policy.params, **own}))
+
+    async def close(self) -> None:
+        await self._environment.close()
+
+
+def verifiers_tasks(name: str, settings: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
+    """The first rows of its dataset, in its own order; each holds the package's row for `run`."""
+    for place, (prompt, row) in zip(range(count), _load(name, settings).rows(), strict=False):
+        yield {
+            "id": f"{name}-{place:06d}",
+            "responses_create_params": {"input": prompt},
+            ROW_KEY: row,
+        }
+
+
+def versions_of(name: str) -> dict[str, str]:
+    """Of the package and of the environment's own, as far as they are installed as packages."""
+    found = {}
+    for package in ("verifiers", _package_of(name)):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+class _Loaded(Protocol):
+    def check(self) -> None: ...
+
+    def rows(self) -> Iterable[tuple[list[Message], dict[str, Any]]]: ...
+
+    async def play(
+        self, row: dict[str, Any], policy: OpenAISettings, sampling: dict[str, Any]
+    ) -> Episode: ...
+
+    async def close(self) -> None: ...
+
+
+def _load(name: str, settings: Mapping[str, Any]) -> _Loaded:
+    try:
+        package = importlib.import_module("verifiers")
+    except ModuleNotFoundError:
+        raise UsageError(
+            f"env.name '{PREFIX}{name}' needs the package verifiers; type: pip install verifiers"
+        ) from None
+    try:
+        if hasattr(package, "load_environment") and _is_classic(name):
+            return _Classic(package.load_environment(name, **settings))
+        return _Taskset(name, settings)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"env.name '{PREFIX}{name}': {error}") from None
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise UsageError(f"env.name '{PREFIX}{name}' cannot be loaded: {error}") from error
+
+
+def _is_classic(name: str) -> bool:
+    """Where both interfaces exist, the environment's module says which is its own."""
+    module = _package_of(name).replace("-", "_")
+    if importlib.util.find_spec(module) is None:
+        raise ModuleNotFoundError(f"there is no module {module!r}; install the environment's package")
+    return hasattr(importlib.import_module(module), "load_environment")
+
+
+def _package_of(name: str) -> str:
+    """`owner/name@version` on the hub is the package `name`."""
+    return name.rsplit("/", 1)[-1].split("@", 1)[0]
+
+
+class _Taskset:
+    """The present interface: a taskset, an agent's harness, an episode of traces."""
+
+    def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
+        self._api = importlib.import_module("verifiers.v1")
+        loaders = importlib.import_module("verifiers.v1.utils.loaders")
+        taskset = {"id": name, **settings.get("taskset", {})}
+        config = loaders.resolve_env_config({**settings, "taskset": taskset})
+        self._env = loaders.load_environment(config)
+        self._serving: asyncio.Task[None] | None = None
+        self._ready, self._over = asyncio.Event(), asyncio.Event()
+
+    def check(self) -> None:
+        """Its default runtime is in a cloud, and without a login there it would end the process."""
+        runtimes = [getattr(seat, "runtime", None) for _, seat in self._env.config]
+        if not any(getattr(runtime, "type", None) == "prime" for runtime in runtimes):
+            return
+        try:
+            importlib.import_module("verifiers.v1.utils.prime").ensure_prime_auth()
+        except SystemExit as error:
+            raise UsageError(
+                f"verifiers: {error}; to run here instead, set env.agent: {{runtime: {{type: subprocess}}}}"
+            ) from None
+
+    def rows(self) -> Iterator[tuple[list[Message], dict[str, Any]]]:
+        for task in self._env.taskset:
+            data = task.data
+            system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+            prompt = data.model_dump(mode="json", include={"prompt"})["prompt"]
+            said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
+            yield [*system, *map(_plain_message, said)], data.model_dump(mode="json", exclude_none=True)
+
+    async def play(self, row: dict[str, Any], policy: OpenAISettings, sampling: dict[str, Any]) -> Episode:
+        await self._serve()
+        kind = type(self._env.taskset).task_type()
+        task = kind(kind.data_type().model_validate(row), self._env.taskset.config.task)
+        client = self._api.EvalClientConfig(
+            base_url=policy.base_url, api_key_var=policy.api_key_env or "NO_KEY", headers=policy.headers
+        )
+        context = self._api.ModelContext(
+            client=client, model=policy.model, sampling=self._api.SamplingConfig(**sampling)
+        )
+        episode = await self._env.run_episode(task, context)
+        if not episode.ok:
+            raise _trace_failure(episode)
+        return _from_traces(episode)
+
+    async def close(self) -> None:
+        self._over.set()
+        if self._serving is not None:
+            await asyncio.wait({self._serving})
+
+    async def _serve(self) -> None:
+        """Its servers are up from the first episode to the last, opened and closed by one task."""
+        if self._ready.is_set():
+            return
+        if self._serving is None:
+            self._serving = asyncio.create_task(self._hold())
+        waiting = asyncio.create_task(self._ready.wait())
+        await asyncio.wait({waiting, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if not self._ready.is_set():
+            await self._serving  # raises what kept the servers from starting
+
+    async def _hold(self) -> None:
+        async with self._env.serving():
+            self._ready.set()
+            await self._over.wait()
+
+
+class _Classic:
+    """The classic interface: an environment with a dataset and `run_rollout`."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._types = importlib.import_module("verifiers.types")
+        self._client: Any = None
+
+    def check(self) -> None:
+        pass
+
+    def rows(self) -> Iterator[tuple[list[Message], dict[str, Any]]]:
+        for row in self._env.get_dataset():
+            yield [_plain_message(message) for message in row["prompt"]], dict(row)
+
+    async def play(self, row: dict[str, Any], policy: OpenAISettings, sampling: dict[str, Any]) -> Episode:
+        if self._client is None:
+            config = self._types.ClientConfig(
+                client_type="openai_responses" if policy.api == "responses" else "openai_chat_completions",
+                api_base_url=policy.base_url,
+                api_key_var=policy.api_key_env or "NO_KEY",
+                extra_headers=policy.headers,
+                max_retries=0,
+                timeout=policy.total_timeout_s or 3600.0,
+            )
+            self._client = importlib.import_module("verifiers.clients").resolve_client(config)
+        output = await self._env.run_rollout(row, self._client, policy.model, sampling)
+        if output.get("error"):
+            error = output["error"]
+            raise RolloutFailure(_kind_of(error["error"]), f"verifiers: {error['error_chain_str']}")
+        usage = output.get("token_usage") or {}
+        reply = [_plain_message(message) for message in output.get("completion") or []]
+        reward = float(output["reward"])
+        return Episode(
+            reward=reward,
+            messages=reply,
+            prompt=[_plain_message(message) for message in output.get("prompt") or []],
+            steps=steps_of(reply, reward),
+            metrics=dict(output.get("metrics") or {}),
+            stop_reason="length" if output.get("is_truncated") else output.get("stop_condition") or "stop",
+            usage=Usage(
+                input_tokens=int(usage.get("input_tokens") or 0),
+                output_tokens=int(usage.get("output_tokens") or 0),
+            ),
+            model=policy.model,
+        )
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+        await self._env._teardown()
+
+
+def _from_traces(episode: Any) -> Episode:
+    """The trace that trains the policy; of several (an ensemble, a judge), the first."""
+    trace = next((trace for trace in episode.traces if trace.agent.trainable), episode.traces[0])
+    messages = [_plain_message(message.model_dump(exclude_none=True)) for message in trace.messages]
+    first = next((at for at, node in enumerate(trace.branches[-1].nodes) if node.sampled), len(messages))
+    prompt, reply = messages[:first], messages[first:]
+    used = trace.usage
+    return Episode(
+        reward=trace.reward,
+        messages=reply,
+        prompt=prompt,
+        steps=steps_of(reply, trace.reward),
+        metrics={
+            **{name: reward.score for name, reward in trace.rewards.items() if reward is not None},
+            **{name: value for name, value in trace.metrics.items() if value is not None},
+        },
+        stop_reason="length" if trace.is_truncated else trace.stop_condition or "stop",
+        usage=Usage(
+            input_tokens=used.input_tokens if used else 0,
+            output_tokens=used.completion_tokens if used else 0,
+            reasoning_tokens=(used.reasoning_tokens or 0) if used else 0,
+            cached_tokens=(used.cached_input_tokens or 0) if used else 0,
+        ),
+        model=trace.calls[-1].model if trace.calls else None,
+        tools=[tool.model_dump(exclude_none=True) for tool in trace.tools],
+    )
+
+
+def _trace_failure(episode: Any) -> RolloutFailure:
+    errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+    if episode.is_timeout or any(trace.is_timeout for trace in episode.traces):
+        return RolloutFailure(FailureKind.TIMEOUT, "verifiers: a time limit of the environment passed")
+    if not errors:
+        return RolloutFailure(FailureKind.ENVIRONMENT, "verifiers: the episode failed without saying why")
+    error = errors[-1]
+    kind = kind_of_status(error.status_code) if error.status_code else FailureKind.ENVIRONMENT
+    return RolloutFailure(kind, f"verifiers: {error.type}: {error.message}", status=error.status_code)
+
+
+def _kind_of(error: str) -> FailureKind:
+    """The classic interface names the class of an error only."""
+    return FailureKind.SERVER_ERROR if "Model" in error else FailureKind.ENVIRONMENT
+
+
+def _plain_message(message: Any) -> Message:
+    """A chat message as everywhere else: tool calls nested, nothing that is None."""
+    given = message if isinstance(message, dict) else message.model_dump(exclude_none=True)
+    plain = {key: value for key, value in given.items() if value is not None}
+    calls = plain.get("tool_calls")
+    if calls:
+        plain["tool_calls"] = [call if "function" in call else _nested(call) for call in calls]
+    return plain
+
+
+def _nested(call: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": call.get("name"), "arguments": call.get("arguments")}
+    return {"id": call.get("id"), "type": "function", "function": function}

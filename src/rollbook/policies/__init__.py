@@ -1,0 +1,1 @@
+"""Who acts: anything that turns a conversation into the next message."""

@@ -1,0 +1,219 @@
+"""Any OpenAI-compatible endpoint, by chat completions or by responses."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from rollbook.policies.base import Completion, FailureKind, Request, RolloutFailure, Usage
+from rollbook.policies.conversion import (
+    chat_params,
+    chat_tools,
+    extra_body,
+    from_chat,
+    one_reply,
+    responses_params,
+    responses_tools,
+    to_chat,
+)
+from rollbook.policies.http import Endpoint, bearer, checked_url
+
+# What decoding an answer that is JSON of another shape can raise.
+_OTHER_SHAPE = (msgspec.MsgspecError, IndexError, KeyError, TypeError, AttributeError, RecursionError)
+
+
+class OpenAISettings(msgspec.Struct, kw_only=True):
+    base_url: str
+    model: str
+    kind: Literal["openai"] = "openai"
+    api: Literal["chat", "responses"] = "chat"
+    api_key_env: str | None = None  # the NAME of an environment variable; keys never stand in a file
+    params: dict[str, Any] = {}  # sampling parameters for every request; a row's own win
+    return_tokens: bool = False  # ask the engine for token ids and logprobs, which vLLM gives
+    max_tokens_key: str = "max_tokens"  # some servers want max_completion_tokens
+    connect_timeout_s: float = 30.0
+    total_timeout_s: float | None = 3600.0
+    headers: dict[str, str] = {}
+
+
+class _Message(msgspec.Struct):
+    content: str | list[dict[str, Any]] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class _Logprob(msgspec.Struct):
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Logprob] | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+    token_ids: list[int] | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class _ChatUsage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+
+
+class _ChatAnswer(msgspec.Struct):
+    choices: list[_Choice]
+    id: str | None = None
+    model: str | None = None
+    usage: _ChatUsage | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class _ResponsesUsage(msgspec.Struct):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _Details | None = None
+    output_tokens_details: _Details | None = None
+
+
+class _ResponsesAnswer(msgspec.Struct):
+    output: list[dict[str, Any]]
+    id: str | None = None
+    model: str | None = None
+    status: str | None = None
+    incomplete_details: dict[str, Any] | None = None
+    error: Any = None
+    usage: _ResponsesUsage | None = None
+
+
+_decode_chat = msgspec.json.Decoder(_ChatAnswer).decode
+_decode_responses = msgspec.json.Decoder(_ResponsesAnswer).decode
+
+
+class OpenAIPolicy:
+    def __init__(self, settings: OpenAISettings, *, where: str = "policy") -> None:
+        self._settings = settings
+        self._by_chat = settings.api == "chat"
+        path = "/chat/completions" if self._by_chat else "/responses"
+        key = f"{where}.api_key_env"
+        self._endpoint = Endpoint(
+            checked_url(settings.base_url, f"{where}.base_url") + path,
+            headers={**settings.headers, **bearer(settings.api_key_env, key)},
+            connect_timeout_s=settings.connect_timeout_s,
+            total_timeout_s=settings.total_timeout_s,
+            refusal_hint=f"the key comes from {key}, now {settings.api_key_env!r}",
+        )
+
+    async def act(self, request: Request) -> Completion:
+        body = self._chat_body(request) if self._by_chat else self._responses_body(request)
+        answer = await self._endpoint.post(body)
+        try:
+            return _from_chat_answer(answer) if self._by_chat else _from_responses_answer(answer)
+        except _OTHER_SHAPE as error:
+            raise self._endpoint.not_the_protocol(answer, error) from None
+
+    async def close(self) -> None:
+        await self._endpoint.close()
+
+    def _chat_body(self, request: Request) -> dict[str, Any]:
+        settings = self._settings
+        sampling = chat_params(self._params(request))
+        if settings.max_tokens_key != "max_tokens" and "max_tokens" in sampling:
+            sampling[settings.max_tokens_key] = sampling.pop("max_tokens")
+        body = {"model": settings.model, "messages": request.messages, **sampling}
+        if request.tools:
+            body["tools"] = chat_tools(request.tools)
+        else:  # servers refuse a choice between no tools
+            body.pop("tool_choice", None)
+            body.pop("parallel_tool_calls", None)
+        if settings.return_tokens:
+            body |= {"logprobs": True, "return_token_ids": True}
+        return body
+
+    def _responses_body(self, request: Request) -> dict[str, Any]:
+        params = self._params(request)
+        body = {
+            **responses_params(params),
+            "model": self._settings.model,
+            "input": from_chat(request.messages),
+        }
+        if request.tools:
+            body["tools"] = responses_tools(request.tools)
+        return body | extra_body(params)
+
+    def _params(self, request: Request) -> dict[str, Any]:
+        """The row's sampling parameters over the policy's; rows of this ecosystem hold many nulls."""
+        own = {key: value for key, value in request.params.items() if value is not None}
+        return {**self._settings.params, **own}
+
+
+def _from_chat_answer(data: bytes) -> Completion:
+    answer = _decode_chat(data)
+    choice = answer.choices[0]
+    if choice.finish_reason == "error":
+        raise RolloutFailure(FailureKind.SERVER_ERROR, "the server answered 200 and finish_reason 'error'")
+    said = choice.message
+    message: dict[str, Any] = {"role": "assistant", "content": said.content or ""}
+    if reasoning := said.reasoning_content or said.reasoning:
+        message["reasoning_content"] = reasoning
+    if said.tool_calls:
+        message["tool_calls"] = said.tool_calls
+    usage = answer.usage or _ChatUsage()
+    logprobs = choice.logprobs.content if choice.logprobs else None
+    return Completion(
+        message=message,
+        finish_reason=choice.finish_reason or "stop",
+        usage=Usage(
+            input_tokens=usage.prompt_tokens or 0,
+            output_tokens=usage.completion_tokens or 0,
+            reasoning_tokens=_detail(usage.completion_tokens_details, "reasoning_tokens"),
+            cached_tokens=_detail(usage.prompt_tokens_details, "cached_tokens"),
+        ),
+        model=answer.model,
+        id=answer.id,
+        prompt_token_ids=answer.prompt_token_ids,
+        token_ids=choice.token_ids,
+        logprobs=[item.logprob for item in logprobs] if logprobs is not None else None,
+    )
+
+
+def _from_responses_answer(data: bytes) -> Completion:
+    answer = _decode_responses(data)
+    if answer.status not in (None, "completed", "incomplete"):
+        raise RolloutFailure(
+            FailureKind.SERVER_ERROR,
+            f"the server answered 200 and status {answer.status!r}, error {answer.error!r}",
+        )
+    message = one_reply(to_chat(answer.output))
+    reason = (answer.incomplete_details or {}).get("reason")
+    if reason is not None:
+        finish_reason = "length" if reason == "max_output_tokens" else str(reason)
+    else:
+        finish_reason = "tool_calls" if message.get("tool_calls") else "stop"
+    usage = answer.usage or _ResponsesUsage()
+    return Completion(
+        message=message,
+        finish_reason=finish_reason,
+        usage=Usage(
+            input_tokens=usage.input_tokens or 0,
+            output_tokens=usage.output_tokens or 0,
+            reasoning_tokens=_detail(usage.output_tokens_details, "reasoning_tokens"),
+            cached_tokens=_detail(usage.input_tokens_details, "cached_tokens"),
+        ),
+        model=answer.model,
+        id=answer.id,
+    )
+
+
+def _detail(details: _Details | None, name: str) -> int:
+    return int(getattr(details, name) or 0) if details is not None else 0

@@ -1,0 +1,130 @@
+"""Typed settings of a job: a YAML file, then `key=value` words, checked against a msgspec Struct.
+
+Unknown keys are refused with the nearest known name; a value of the wrong type is refused with its key and
+what it must be. Words are read as YAML, so `limit=null`, `tags=[a,b]` and `lr=1e-5` mean what they look
+like; dots descend (`policy.model=m`), and a leading `+` or `++`, which other tools want, changes nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from rollbook.errors import BadFileError, UsageError
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+_FLOAT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file that must hold a mapping."""
+    try:
+        value = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except FileNotFoundError:
+        raise BadFileError(path, "no such file") from None
+    except OSError as error:
+        raise BadFileError(path, f"cannot be read: {error.strerror or error}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark else ""
+        raise BadFileError(
+            path, f"{where}not valid YAML ({getattr(error, 'problem', None) or error})"
+        ) from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise BadFileError(path, f"must hold a mapping of settings, not {type(value).__name__}")
+    return {str(key): _with_floats(item) for key, item in value.items()}
+
+
+def parse_words(words: Sequence[str]) -> dict[str, Any]:
+    """`["a.b=1", "+c=x"]` as `{"a": {"b": 1}, "c": "x"}`."""
+    merged: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.lstrip("+").partition("=")
+        if not equals or not key:
+            raise UsageError(f"{word!r} is not a setting; write key=value")
+        try:
+            value = _with_floats(yaml.safe_load(text)) if text else None
+        except yaml.YAMLError:
+            value = text
+        _set(merged, key.split("."), value, word)
+    return merged
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` on top of `base`, mapping by mapping."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            merged[key] = merge(below, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def typed(values: Mapping[str, Any], kind: type[S], where: str = "") -> S:
+    """The values as a Struct, or an error that names the key and what to type."""
+    refuse_unknown(values, kind, where)
+    try:
+        return msgspec.convert(dict(values), kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(_readable(str(error), where)) from None
+
+
+def refuse_unknown(values: Mapping[str, Any], kind: type[msgspec.Struct], where: str = "") -> None:
+    known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    for key, value in values.items():
+        path = f"{where}.{key}" if where else str(key)
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+            raise UsageError(f"unknown key {path!r}; {hint}")
+        below = _struct_in(known[key])
+        if below is not None and isinstance(value, Mapping):
+            refuse_unknown(value, below, path)
+
+
+def _struct_in(annotation: Any) -> type[msgspec.Struct] | None:
+    """The Struct in `X` or `X | None`."""
+    candidates = [annotation]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        candidates = list(typing.get_args(annotation))
+    found = [item for item in candidates if isinstance(item, type) and issubclass(item, msgspec.Struct)]
+    return found[0] if len(found) == 1 else None
+
+
+def _set(target: dict[str, Any], path: list[str], value: Any, word: str) -> None:
+    for key in path[:-1]:
+        target = target.setdefault(key, {})
+        if not isinstance(target, dict):
+            raise UsageError(f"{word!r} sets a key below {key!r}, which another word set to a plain value")
+    target[path[-1]] = value
+
+
+def _with_floats(value: Any) -> Any:
+    """YAML 1.1 reads `1e-5` as text; everybody who writes a learning rate means the number."""
+    if isinstance(value, str):
+        return float(value) if _FLOAT.fullmatch(value) else value
+    if isinstance(value, dict):
+        return {key: _with_floats(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_floats(item) for item in value]
+    return value
+
+
+def _readable(error: str, where: str) -> str:
+    message, _, place = error.partition(" - at `$")
+    key = place.rstrip("`").lstrip(".")
+    full = ".".join(part for part in (where, key) if part)
+    return f"{full}: {message[:1].lower()}{message[1:]}" if full else message

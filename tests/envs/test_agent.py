@@ -1,0 +1,140 @@
+"""The loop of an environment and a policy, above all when one of them breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from env_helpers import failure_of, question, run_one
+from rollbook.envs import Environment, Feedback, Start, Task, single_turn
+from rollbook.envs.agent import EnvironmentAgent
+from rollbook.policies.base import FailureKind, Message, Request, RolloutFailure
+from rollbook.policies.scripted import ScriptedPolicy
+
+
+class Countdown(Environment):
+    """Goes on until the policy says the number of turns; everything is async."""
+
+    closed = 0
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    async def start(self, task: Task) -> Start:
+        return Start(messages=[*task.messages, {"role": "user", "content": "count"}])
+
+    async def step(self, message: Message) -> Feedback:
+        self._turn += 1
+        more = [{"role": "user", "content": f"turn {self._turn}"}]
+        return Feedback(
+            reward=0.5,
+            done=self._turn == 3,
+            messages=more,
+            metrics={"turn": self._turn},
+            stop_reason="counted",
+        )
+
+    async def close(self) -> None:  # type: ignore[override]
+        type(self).closed += 1
+
+
+def test_turns_rewards_and_messages_add_up() -> None:
+    seen: list[int] = []
+
+    def script(request: Request) -> str:
+        seen.append(len(request.messages))
+        return "tick"
+
+    Countdown.closed = 0
+    episode = run_one(EnvironmentAgent(Countdown, ScriptedPolicy(script)), question())
+    assert episode.reward == 1.5
+    assert seen == [2, 4, 6]
+    assert [step.metrics["turn"] for step in episode.steps] == [1, 2, 3]
+    assert [step.episode_done for step in episode.steps] == [False, False, True]
+    assert (episode.stop_reason, len(episode.completions), len(episode.prompt)) == ("counted", 3, 2)
+    assert Countdown.closed == 1
+
+
+def test_the_agents_own_limit_ends_an_endless_episode() -> None:
+    episode = run_one(EnvironmentAgent(Countdown, ScriptedPolicy("tick"), max_turns=2), question())
+    assert (episode.stop_reason, episode.reward, episode.steps[-1].episode_done) == ("max_turns", 1.0, True)
+
+
+def _broken(**methods: Callable[..., Any]) -> type[Environment]:
+    return type("Broken", (Environment,), methods)
+
+
+def _raise(*arguments: Any) -> Any:
+    raise ValueError("broken here")
+
+
+async def _raise_later(*arguments: Any) -> Any:
+    raise ValueError("broken here")
+
+
+def _fine(self: Any, message: Message) -> Feedback:
+    return Feedback(reward=1.0)
+
+
+@pytest.mark.parametrize(
+    ("methods", "said"),
+    [
+        ({"__init__": _raise}, "broken here"),
+        ({"start": _raise}, r"Broken\.\w+: ValueError: broken here"),
+        ({"step": _raise}, r"Broken\.\w+: ValueError: broken here"),
+        ({"step": _raise_later}, "broken here"),
+        ({"step": _fine, "close": _raise}, "broken here"),
+        ({"start": lambda self, task: None, "step": _fine}, "must return a Start, not NoneType"),
+        ({"step": lambda self, message: 1.0}, "must return a Feedback, not float"),
+        ({"step": lambda self, message: Feedback(reward=float("nan"))}, "the reward nan"),
+        ({"step": lambda self, message: Feedback(reward=None)}, "the reward None"),
+        ({}, "has no step"),
+    ],
+)
+def test_an_environment_that_breaks_is_a_failure_of_the_environment(methods: Any, said: str) -> None:
+    failure = failure_of(EnvironmentAgent(_broken(**methods), ScriptedPolicy("x")), question())
+    assert failure.kind is FailureKind.ENVIRONMENT
+    with pytest.raises(RolloutFailure, match=said):
+        raise failure
+
+
+def test_the_first_failure_counts_and_the_environment_is_closed() -> None:
+    def refuse(request: Request) -> str:
+        raise RolloutFailure(FailureKind.RATE_LIMIT, "later")
+
+    closed: list[bool] = []
+
+    def close(self: Any) -> None:
+        closed.append(True)
+        raise ValueError("closing breaks too")
+
+    failure = failure_of(EnvironmentAgent(_broken(close=close), ScriptedPolicy(refuse)), question())
+    assert failure.kind is FailureKind.RATE_LIMIT
+    assert closed == [True]
+
+
+def test_three_lines_make_an_environment() -> None:
+    @single_turn
+    def exact(task: Task, answer: str) -> bool:
+        return answer.strip() == task.row["expected_answer"]
+
+    assert run_one(EnvironmentAgent(exact, ScriptedPolicy(" 42 ")), question("42")).reward == 1.0
+    assert run_one(EnvironmentAgent(exact, ScriptedPolicy("43")), question("42")).reward == 0.0
+
+
+def test_a_grading_function_may_return_more_and_be_async() -> None:
+    @single_turn
+    async def lengthy(task: Task, answer: str) -> dict[str, Any]:
+        return {"reward": 0.25, "length": len(answer), "why": "too long"}
+
+    step = run_one(EnvironmentAgent(lengthy, ScriptedPolicy("abc")), question()).steps[0]
+    assert (step.reward, step.metrics, step.logs) == (0.25, {"length": 3}, {"why": "too long"})
+
+    @single_turn
+    def forgetful(task: Task, answer: str) -> dict[str, Any]:
+        return {"score": 1}
+
+    failure = failure_of(EnvironmentAgent(forgetful, ScriptedPolicy("abc")), question())
+    assert "no 'reward'" in str(failure)

@@ -1,0 +1,71 @@
+"""The last number of a text, and whether two numbers are the same."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollbook.envs.answers import as_number, last_number, look_up, same_number
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("The answer is 42.", "42"),
+        ("x = -5", "-5"),
+        ("\N{MINUS SIGN}8", "-8"),
+        ("10-5", "5"),
+        ("(3)-4", "4"),
+        ("\\boxed{-7}", "-7"),
+        ("$1,234,567.50", "1234567.50"),
+        ("1,2,3", "3"),
+        ("1.5e-3 metres", "1.5e-3"),
+        ("50%", "50"),
+        ("first 1, then 2", "2"),
+        ("none", None),
+        ("", None),
+    ],
+)
+def test_last_number(text: str, number: str | None) -> None:
+    assert last_number(text) == number
+
+
+@settings(deadline=None)
+@given(st.integers(-(10**30), 10**30), st.text(alphabet="abc xyz.\n", max_size=30), st.integers(0, 3000))
+def test_a_number_said_last_is_found_wherever_it_stands(number: int, words: str, padding: int) -> None:
+    text = f"{words} 17 and {number}" + " so" * padding
+    found = last_number(text)
+    assert found is not None
+    assert same_number(found, str(number))
+
+
+def test_a_number_at_the_edge_of_the_tail_is_read_whole() -> None:
+    for padding in range(2040, 2056):
+        assert last_number("123456789" + "." + " " * padding) == "123456789"
+
+
+def test_same_number_is_exact_unless_told() -> None:
+    assert same_number("0.10", "0.1")
+    assert same_number("1e3", "1000")
+    assert not same_number("0.30000000000000004", "0.3")
+    assert same_number("0.30000000000000004", "0.3", tolerance=1e-9)
+    assert not same_number("3.2", "3.14", tolerance=0.01)
+    assert not same_number("1e999999", "5", tolerance=1.0)
+    assert not same_number("x", "5")
+
+
+def test_expected_answers_that_are_no_numbers_are_errors() -> None:
+    assert as_number(42, "k") == "42"
+    assert as_number("#### 1,000", "k") == "1000"
+    for value in ("none", None, True, []):
+        with pytest.raises(ValueError, match="k is"):
+            as_number(value, "k")
+
+
+def test_dots_descend_and_a_key_with_dots_wins() -> None:
+    row = {"a": {"b": 1}, "a.c": 2}
+    assert look_up(row, "a.b") == 1
+    assert look_up(row, "a.c") == 2
+    with pytest.raises(KeyError, match="it has: a, "):
+        look_up(row, "a.d")

@@ -293,6 +293,7 @@ def test_binary_files_are_named_with_their_size(repo: Path, tmp_path: Path) -> N
 def test_limits_are_never_silent(repo: Path, tmp_path: Path) -> None:
     write(repo / "big.txt", "x" * 3000)
     write(repo / "small.txt", "s\n")
+    write(repo / "zz.py", "code\n" * 100)
     for n in range(300):
         write(repo / "many" / f"{n:03}.txt", "m" * 100)
     write(repo / "train.py", "y\n" * 4000)
@@ -304,11 +305,21 @@ def test_limits_are_never_silent(repo: Path, tmp_path: Path) -> None:
     assert re.search(r"#   train\.py \(\d+\.\d KiB\): over the limit of 4\.9 KiB for all", state.text)
     assert re.search(r"#   train\.py \(\d+\.\d KiB\): its staged part is left out", state.text)
     assert "+s\n" in state.text, "the smallest file comes first"
-    count = int(re.search(r"### left out: (\d+)", state.text)[1])  # type: ignore[index]
+    assert "+code\n" in state.text, "code comes before data"
+    count = int(re.search(r"### left out: (\d+)", state.text)[1])
     included = state.text.partition("### untracked")[2].count("diff --git")
-    assert count + included == 2 + 302
+    assert count + included == 2 + 303
     assert "#   and others: the list ends here" in state.text
     restore(state, repo, tmp_path / "restored")
+
+
+def test_thousands_of_data_files_do_not_push_the_code_out(repo: Path) -> None:
+    for n in range(5_100):
+        write(repo / "data" / f"{n}.txt", "")
+    write(repo / "zz" / "new.py", "code\n")
+    text = capture_code(repo, max_total=20_000).text
+    assert "+code\n" in text
+    assert "#   data/: more than 5000 untracked files" in text
 
 
 def test_a_change_far_over_the_limit_is_measured_and_not_held(repo: Path) -> None:

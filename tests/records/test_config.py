@@ -209,12 +209,12 @@ def test_the_top_level_may_be_anything() -> None:
 def test_pydantic() -> None:
     pydantic = pytest.importorskip("pydantic")
 
-    class Model(pydantic.BaseModel):  # type: ignore[misc,name-defined]
+    class Model(pydantic.BaseModel):
         model_config = {"extra": "allow"}
         lr: float = 1.0
         login: pydantic.SecretStr = pydantic.SecretStr("hunter2")
 
-        @pydantic.computed_field  # type: ignore[prop-decorator]
+        @pydantic.computed_field
         @property
         def computed(self) -> int:
             raise AssertionError("evaluated")
@@ -441,10 +441,10 @@ def test_nothing_in_an_object_can_stop_a_run() -> None:
 
     class LyingClass:
         @property
-        def __class__(self) -> Any:  # type: ignore[override]
+        def __class__(self) -> Any:
             raise RuntimeError
 
-    class BadMapping(collections.UserDict):  # type: ignore[type-arg]
+    class BadMapping(collections.UserDict):
         def items(self) -> Any:
             raise RuntimeError
 
@@ -482,7 +482,7 @@ def test_nothing_in_an_object_can_stop_a_run() -> None:
     assert dump["object"] == {"__type__": "builtins.object"}
     assert dump["after"] == 1
     assert "0x" not in json.dumps(dump)
-    assert next(config["iterator"]) == 1, "an iterator in a config is not used up"  # type: ignore[call-overload]
+    assert next(config["iterator"]) == 1, "an iterator in a config is not used up"
 
 
 def test_declared_fields_that_are_not_there_are_said_to_be() -> None:
@@ -548,7 +548,7 @@ def test_objects_as_keys_are_told_apart() -> None:
 
 def test_a_script_run_as_a_module_is_named_by_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
     main = types.ModuleType("__main__")
-    main.__spec__ = types.SimpleNamespace(name="recipes.train")  # type: ignore[assignment]
+    main.__spec__ = types.SimpleNamespace(name="recipes.train")
     monkeypatch.setitem(sys.modules, "__main__", main)
     scripted = type("Config", (), {"__module__": "__main__"})
     assert dump_config(scripted()) == {"__type__": "recipes.train.Config"}

@@ -27,9 +27,9 @@ from rollbook.records.atomic import write_atomic
 from rollbook.records.redact import redact_text
 
 KIB, MIB = 1024, 1024 * 1024
-_MAX_LISTED = 200
+_MAX_LISTED, _MAX_DATA_FILES = 200, 5_000
 _NOWHERE = "not a git repository"
-_MAX_CANDIDATES = 20_000
+_SOURCE = re.compile(r".*\.(?:py|pyi|sh|ya?ml|toml|cfg|md|cu|c|h|cpp|rs|jinja)", re.DOTALL)
 # One `git apply` of all parts would not do: it deletes before it writes, in whatever part that is.
 _RESTORE = (
     "for part in staged unstaged untracked; do "
@@ -196,8 +196,8 @@ def _pieces(chunks: Iterable[bytes], end: bytes) -> Iterator[bytes]:
 
 def _untracked(git: _Git, report: _Report, which: str) -> bool:
     first = len(report.parts)
-    # Small files first, so that a directory of data does not push the source code out.
-    for size, name in sorted(_untracked_candidates(git, report, which)):
+    # Code first, then small files first, so that a directory of data does not push the code out.
+    for _, size, name in sorted(_untracked_candidates(git, report, which)):
         content = _content(git.root / name, report.max_file)
         if content is None or b"\0" in content[:8000]:
             report.leave_out(name, size, "cannot be read" if content is None else "binary")
@@ -208,8 +208,8 @@ def _untracked(git: _Git, report: _Report, which: str) -> bool:
     return False
 
 
-def _untracked_candidates(git: _Git, report: _Report, which: str) -> list[tuple[int, str]]:
-    candidates: list[tuple[int, str]] = []
+def _untracked_candidates(git: _Git, report: _Report, which: str) -> list[tuple[bool, int, str]]:
+    candidates: list[tuple[bool, int, str]] = []
     is_run = cache(_is_run)
     for entry in _pieces(git.stream("ls-files", which, "--exclude-standard", "-z"), b"\0"):
         name = os.fsdecode(entry[:-1])
@@ -222,10 +222,10 @@ def _untracked_candidates(git: _Git, report: _Report, which: str) -> list[tuple[
             report.leave_out(name, size, _SECRET)
         elif (size or 0) > report.max_file:
             report.leave_out(name, size, f"over the limit of {_size(report.max_file)} for an untracked file")
-        elif len(candidates) >= _MAX_CANDIDATES:
-            report.leave_out(name, size, f"more than {_MAX_CANDIDATES} untracked files")
+        elif (is_data := not _SOURCE.fullmatch(name)) and len(candidates) >= _MAX_DATA_FILES:
+            report.leave_out(f"{Path(name).parent}/", size, f"more than {_MAX_DATA_FILES} untracked files")
         else:
-            candidates.append((size or 0, name))
+            candidates.append((is_data, size or 0, name))
     return candidates
 
 

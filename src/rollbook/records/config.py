@@ -31,9 +31,7 @@ from rollbook.records.redact import REDACTED, redact_tree
 
 TYPE_KEY = "__type__"
 _NONFINITE = "nonfinite"
-_MAX_DEPTH = 64
-_MAX_VALUES = 200_000
-_MAX_UNDECLARED = 4
+_MAX_DEPTH, _MAX_VALUES, _MAX_UNDECLARED = 64, 200_000, 4
 _MAX_ARRAY, _MAX_BYTES, _MAX_REPR = 100, 256, 500
 
 _KeyPath = tuple[str | int, ...]

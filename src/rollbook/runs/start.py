@@ -17,7 +17,7 @@ from rollbook.records.checkpoints import (
 )
 from rollbook.records.layout import Layout, RunFiles
 from rollbook.records.plain import utc_now
-from rollbook.records.redact import redact_text
+from rollbook.records.redact import redact_tree
 from rollbook.records.run_info import (
     RunInfo,
     command_line,
@@ -68,7 +68,7 @@ def _new_info(files: RunFiles, kind: str) -> RunInfo:
         layout=files.layout,
         versions=versions(),
         attempts=[],
-        command=[redact_text(word) for word in command_line()],
+        command=redact_tree(command_line()),
     )
 
 

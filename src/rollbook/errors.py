@@ -26,6 +26,9 @@ class BadLineError(RollbookError):
         super().__init__(f"{path}:{line}: {why}")
         self.path, self.line, self.why = path, line, why
 
+    def __reduce__(self) -> tuple[type[BadLineError], tuple[Path, int, str]]:
+        return type(self), (self.path, self.line, self.why)  # errors cross process pools
+
 
 class BadFileError(RollbookError):
     """A whole-file record (run.json, config.json, a logtree) that cannot be read."""
@@ -33,6 +36,9 @@ class BadFileError(RollbookError):
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"{path}: {why}")
         self.path, self.why = path, why
+
+    def __reduce__(self) -> tuple[type[BadFileError], tuple[Path, str]]:
+        return type(self), (self.path, self.why)
 
 
 class LockedError(RollbookError):

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 _BAR_WIDTH = 30
 
@@ -22,7 +22,11 @@ def demo(
 ) -> None:
     """Write a small synthetic run with the public API and read it back."""
     from rollbook.cli.output import progress
+    from rollbook.errors import UsageError
     from rollbook.samples import SampleConfig, write_sample_run
+
+    if (path / "run.json").exists():
+        raise UsageError(f"{path} holds a run already; name another directory: rollbook demo {path}-2")
 
     with progress(total=iterations, label="iterations", quiet=as_json) as advance:
         config = SampleConfig(iterations=iterations)
@@ -56,7 +60,7 @@ def _show(summary: dict[str, Any]) -> None:
     from rollbook.cli.output import console
 
     out = console()
-    out.print(f"[bold]{summary['path']}[/] holds run {summary['run_id']}\n")
+    out.print(f"{summary['path']} holds run {summary['run_id']}\n", markup=False)
     out.print("mean reward of each iteration")
     for step, reward in enumerate(summary["reward_by_step"]):
         out.print(f"  {step:>3}  [green]{'█' * round(reward * _BAR_WIDTH):<{_BAR_WIDTH}}[/]  {reward:.2f}")
@@ -64,5 +68,5 @@ def _show(summary: dict[str, Any]) -> None:
         f"\n{summary['rollouts']} rollouts, {summary['failed']} failed; "
         f"checkpoints {', '.join(summary['checkpoints'])}"
     )
-    out.print(f"\nopen {summary['page']} in a browser: prompts, answers, rewards, turn by turn")
-    out.print(f"python: rollbook.open_run({summary['path']!r}).metrics.to_pandas()")
+    out.print(f"\nopen {summary['page']} in a browser: prompts, answers, rewards, turn by turn", markup=False)
+    out.print(f"python: rollbook.open_run({summary['path']!r}).metrics.to_pandas()", markup=False)

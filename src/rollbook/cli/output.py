@@ -21,9 +21,11 @@ _LINE_EVERY_SECONDS = 10.0
 
 
 def console(*, stderr: bool = False) -> Console:
+    """As wide as the terminal; in a file or a pipe nothing is folded."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+    is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, width=None if is_terminal else 240)
 
 
 @contextmanager

@@ -70,7 +70,10 @@ def fsync_tree(directory: Path) -> None:
     """Put every file and directory below on the disk, so that COMPLETE is never older than its files."""
     for folder, _, names in os.walk(directory):
         for name in [*names, "."]:
-            descriptor = os.open(Path(folder) / name, os.O_RDONLY)
+            path = Path(folder) / name
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                continue  # a link is part of its directory; a socket has nothing to sync
+            descriptor = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
             finally:

@@ -10,9 +10,11 @@ file was not rewound, and starts a new attempt.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from rollbook.errors import UsageError
 from rollbook.records.plain import Plain, encode, to_plain, utc_now
 from rollbook.records.record import NONFINITE
 
@@ -28,20 +30,35 @@ ALIASES = {
 _STEP_KEYS = ("step", "progress/batch", "training_client/step")
 _OWN_KEYS = frozenset({"step", "logged_at", NONFINITE})
 
+
+def as_step(step: Any) -> int:
+    """Whatever counts as a whole number: an int, a NumPy or torch integer, 3.0."""
+    try:
+        return operator.index(step)
+    except TypeError:
+        if isinstance(step, float) and step.is_integer():
+            return int(step)
+        raise UsageError(f"step must be a whole number, not {step!r}") from None
+
+
 Row = dict[str, Plain]
 
 
 def encode_metrics(metrics: Mapping[str, Any], step: int, total_iterations: int | None = None) -> bytes:
+    step = as_step(step)
     row: Row = {"step": step, "progress/batch": step}
     if total_iterations:
         row["progress/done_frac"] = (step + 1) / total_iterations
     nonfinite: list[str] = []
     for key, value in metrics.items():
         # The common case, a finite float, without a call: this line runs for every metric of every step.
-        if type(value) is float and value - value == 0.0:
+        if type(value) is float and type(key) is str and value - value == 0.0:
             row[key] = value
         else:
             row[str(key)] = to_plain(value, str(key), nonfinite)
+    if row["step"] != step or not _OWN_KEYS.isdisjoint(row.keys() - {"step"}):
+        clash = sorted(_OWN_KEYS & {str(key) for key in metrics})
+        raise UsageError(f"the metric names {', '.join(clash)} are taken; rename them")
     row["logged_at"] = utc_now()
     if nonfinite:
         row[NONFINITE] = nonfinite
@@ -49,7 +66,10 @@ def encode_metrics(metrics: Mapping[str, Any], step: int, total_iterations: int 
 
 
 def normalize(row: Row) -> Row:
-    """A row under the documented names: `step` present, aliases renamed, `time/x:total` also as `time/x`."""
+    """Another system's row under the documented names.
+
+    `step` is present, aliases are renamed, `time/x:total` stands also as `time/x`.
+    """
     step = step_of(row)
     plain: Row = {} if step is None else {"step": step}
     for key, value in row.items():

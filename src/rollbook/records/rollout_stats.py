@@ -68,7 +68,13 @@ class _Scope:
             self.metrics[key].add(value)
 
     def report(self) -> dict[str, float]:
-        values: dict[str, float] = {"rollouts/ok": self.ok, "rollouts/failed": self.failed}
+        values: dict[str, float] = {}
+        for key, mean in self.metrics.items():
+            values[key] = mean.mean
+            if mean.count < self.ok:
+                values[f"{key}:count"] = mean.count
+        # After the environment's own: what it calls reward/total must not replace what is.
+        values |= {"rollouts/ok": self.ok, "rollouts/failed": self.failed}
         if self.reward.count:
             values["reward/total"] = self.reward.mean
             values["reward/std"] = self.reward.std
@@ -81,10 +87,6 @@ class _Scope:
             values["turns_per_episode"] = self.turns / self.ok
         values |= {"total_episodes": self.ok, "total_turns": self.turns}
         values |= {"total_ac_tokens": self.ac_tokens, "total_ob_tokens": self.ob_tokens}
-        for key, mean in self.metrics.items():
-            values[key] = mean.mean
-            if mean.count < self.ok:
-                values[f"{key}:count"] = mean.count
         for reason, count in self.stops.items():
             values[f"stop/{reason}"] = count / self.ok
         return values | self._by_group()
@@ -129,6 +131,8 @@ class RolloutStats:
             values[f"{prefix}ac_tokens_per_turn"] = values.pop(f"{prefix}env/all/ac_tokens_per_turn")
         if any(scope.ok + scope.failed < self._rollouts for scope in self._tags.values()):
             for tag, scope in self._tags.items():
+                if tag == "all":
+                    continue  # the name of the whole
                 values |= {f"{prefix}env/{tag}/{key}": value for key, value in scope.report().items()}
         return values
 

@@ -17,6 +17,7 @@ import msgspec
 
 from rollbook.records.plain import Plain, encode, to_plain
 from rollbook.records.record import Record
+from rollbook.records.redact import redact_text
 
 SCHEMA_VERSION = 1
 Message = Mapping[str, Any]  # role, content, and whatever else the chat format has
@@ -71,7 +72,10 @@ class Trajectory(msgspec.Struct, kw_only=True):
         step = Step(ob_len=ob_len, ac_len=ac_len, reward=reward, metrics=metrics or {}, logs=logs or {})
         return cls(steps=[step], messages=[*asked, said], stop_reason=stop_reason)
 
-    def total_reward(self) -> float:
+    def total_reward(self) -> float | None:
+        """The sum; unknown when the reward of some step is."""
+        if any(step.reward is None for step in self.steps):
+            return None
         return float(self.final_reward) + sum(float(step.reward or 0.0) for step in self.steps)
 
 
@@ -126,19 +130,35 @@ class RolloutSummary(Record, kw_only=True):
 
 def summarize(trajectory: Trajectory, **ids: Any) -> RolloutSummary:
     """The line of a trajectory that came to its end."""
-    last = len(trajectory.steps) - 1
-    for index, step in enumerate(trajectory.steps):
-        step.step_idx, step.episode_done = index, index == last
     return RolloutSummary(
         **ids,
         total_reward=trajectory.total_reward(),
         final_reward=float(trajectory.final_reward),
-        trajectory_metrics=trajectory.metrics,
-        steps=trajectory.steps,
-        final_ob_len=trajectory.final_ob_len,
-        stop_reason=trajectory.stop_reason,
-        extra=trajectory.extra,
+        **_rest(trajectory),
     )
+
+
+def summarize_failure(error: BaseException | str, partial: Trajectory | None, **ids: Any) -> RolloutSummary:
+    """The line of one that did not: no reward, but whatever it did until then."""
+    rest = _rest(partial) if partial is not None else {}
+    return RolloutSummary(**ids, status=Status.ERROR, error=describe_error(error), **rest)
+
+
+def _rest(trajectory: Trajectory) -> dict[str, Any]:
+    last = len(trajectory.steps) - 1
+    return {
+        "trajectory_metrics": trajectory.metrics,
+        "steps": [_numbered(step, index, index == last) for index, step in enumerate(trajectory.steps)],
+        "final_ob_len": int(trajectory.final_ob_len),
+        "stop_reason": None if trajectory.stop_reason is None else str(trajectory.stop_reason),
+        "extra": trajectory.extra,
+    }
+
+
+def _numbered(step: Step, index: int, is_last: bool) -> Step:
+    """A copy, so that the loop may use its Step again; lengths are whole numbers on the disk."""
+    lengths = {"ob_len": int(step.ob_len), "ac_len": int(step.ac_len)}
+    return msgspec.structs.replace(step, step_idx=index, episode_done=is_last, **lengths)
 
 
 def task_id_of(messages: Iterable[Message]) -> str:
@@ -152,10 +172,11 @@ def task_id_of(messages: Iterable[Message]) -> str:
 
 
 def describe_error(error: BaseException | str) -> str:
+    """One line for the record; a key that stands in an error message stays out of it."""
     if isinstance(error, str):
-        return error
+        return redact_text(error)
     text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return redact_text(f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
 def _step_to_plain(step: Step, index: int, nonfinite: list[str]) -> dict[str, Plain]:

@@ -9,8 +9,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rollbook.errors import BadLineError
 from rollbook.records.alerts import Alert
 from rollbook.records.checkpoints import CheckpointRecord
+from rollbook.records.jsonl import Line
 from rollbook.records.layout import Artifact, RunFiles
 from rollbook.records.metrics import normalize
 from rollbook.records.record import Record, decode_line, decode_record
@@ -28,12 +30,16 @@ class Source(StrEnum):
 
 
 class Update(NamedTuple):
-    """New records of one file. `restarted`: the file was cut or replaced; drop what came from it before."""
+    """New records of one file. `restarted`: the file was cut or replaced; drop what came from it before.
+
+    A line that is not a record is an error beside the others, so that one bad line does not end the watch.
+    """
 
     source: Source
     path: Path
     records: list[Any]
     restarted: bool
+    errors: list[BadLineError]
 
 
 _RECORDS: dict[Source, type[Record]] = {
@@ -46,8 +52,9 @@ _PER_ITERATION = {Artifact.SUMMARIES: Source.ROLLOUTS, Artifact.TRANSCRIPTS: Sou
 
 
 class Follower:
-    def __init__(self, files: RunFiles) -> None:
+    def __init__(self, files: RunFiles, *, foreign: bool = False) -> None:
         self._files = files
+        self._foreign = foreign
         self._tails: dict[Path, tuple[Source, Tail]] = {}
         self._seen: dict[Path, tuple[int, int, int]] = {}
 
@@ -66,12 +73,12 @@ class Follower:
             update, more = self._read(path, source)
             if not more:
                 self._seen[path] = signature
-            if update.records or update.restarted:
+            if update.records or update.restarted or update.errors:
                 updates.append(update)
         for path in [path for path in self._tails if path not in present]:
             source, _ = self._tails.pop(path)
             self._seen.pop(path, None)
-            updates.append(Update(source, path, [], restarted=True))
+            updates.append(Update(source, path, [], restarted=True, errors=[]))
         return updates
 
     def _present(self) -> dict[Path, Source]:
@@ -89,9 +96,17 @@ class Follower:
     def _read(self, path: Path, source: Source) -> tuple[Update, bool]:
         _, tail = self._tails.setdefault(path, (source, Tail(path)))
         batch = tail.poll()
-        records: list[Any]
-        if source is Source.METRICS:
-            records = [normalize(decode_line(path, line)) for line in batch.lines]
-        else:
-            records = [decode_record(path, line, _RECORDS[source]) for line in batch.lines]
-        return Update(source, path, records, batch.restarted), batch.more
+        records: list[Any] = []
+        errors: list[BadLineError] = []
+        for line in batch.lines:
+            try:
+                records.append(self._decode(path, line, source))
+            except BadLineError as error:
+                errors.append(error)
+        return Update(source, path, records, batch.restarted, errors), batch.more
+
+    def _decode(self, path: Path, line: Line, source: Source) -> Any:
+        if source is not Source.METRICS:
+            return decode_record(path, line, _RECORDS[source])
+        row = decode_line(path, line)
+        return normalize(row) if self._foreign else row

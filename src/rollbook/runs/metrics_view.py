@@ -1,7 +1,8 @@
 """metrics.jsonl of a run, as rows, as one row a step, as an Arrow table or a pandas frame.
 
-Rows stream, with documented names (`records.metrics.normalize`) and an `attempt` that tells a resumed run's
-processes apart: by the offsets in run.json where we wrote the file, by a step that goes down elsewhere.
+Rows stream, other systems' under the documented names (`records.metrics.normalize`), each with an
+`attempt` that tells a resumed run's processes apart: by the offsets in run.json where we wrote the file, by a
+step that goes down elsewhere.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Metrics:
     def __iter__(self) -> Iterator[Row]:
         """Every line as a row, in file order."""
         for attempt, row in self._numbered():
-            row["attempt"] = attempt
+            row.setdefault("attempt", attempt)
             yield row
 
     def by_step(self) -> list[Row]:
@@ -70,7 +71,7 @@ class Metrics:
             return
         attempt_of = AttemptsByOffset(self._info, self.path.name)
         for line in lines:
-            yield attempt_of(line), normalize(decode_line(self.path, line))
+            yield attempt_of(line), decode_line(self.path, line)
 
 
 class AttemptsByOffset:
@@ -122,8 +123,10 @@ def _arrow_column(values: list[Any]) -> pyarrow.Array:
     import pyarrow
 
     if all(value is None or _is_number(value) for value in values):
-        whole = all(value is None or isinstance(value, int) for value in values)
-        return pyarrow.array(values, pyarrow.int64() if whole else pyarrow.float64())
+        whole = all(value is None or (isinstance(value, int) and abs(value) < 2**63) for value in values)
+        if whole:
+            return pyarrow.array(values, pyarrow.int64())
+        return pyarrow.array([None if value is None else float(value) for value in values])
     try:
         return pyarrow.array(values)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):  # numbers and text under one name

@@ -49,7 +49,7 @@ class Conversation(NamedTuple):
 
 class RunReader:
     def __init__(self, path: str | Path) -> None:
-        root = Path(path).expanduser()
+        root = Path(path).expanduser().absolute()
         self.info: RunInfo | None = None
         if (root / "run.json").exists():
             self.info = read_run_info(root / "run.json")
@@ -96,7 +96,9 @@ class RunReader:
                 continue
             if Artifact.TRANSCRIPTS in files:
                 for record in read_records(files[Artifact.TRANSCRIPTS], Transcript):
-                    yield Conversation(of, number, record.group_idx, record.traj_idx, record.messages)
+                    yield Conversation(
+                        record.split, number, record.group_idx, record.traj_idx, record.messages
+                    )
             elif Artifact.LOGTREE in files:
                 for found in logtree.find_conversations(logtree.read(files[Artifact.LOGTREE]).root):
                     group, trajectory = (_as_int(found.ids.get(key)) for key in ("group_idx", "traj_idx"))
@@ -125,7 +127,7 @@ class RunReader:
 
     def follow(self) -> Follower:
         """For watching a run that is being written: each `poll()` returns what is new."""
-        return Follower(self.files)
+        return Follower(self.files, foreign=self.info is None)
 
     def _records(
         self, artifact: Artifact, kind: type[AnyRecord], iteration: int | None, split: str | None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollbook.records import logtree
+from rollbook.records.plain import is_finite
 from rollbook.records.rollouts import RolloutSummary, Status, Trajectory
 
 _ROW = dict[str, Any]
@@ -48,15 +49,15 @@ class GroupReport:
                     **step.metrics,
                 }
             )
-        if summary.total_reward is not None and not failed:
-            self.rewards.append(float(summary.total_reward))
+        if summary.total_reward is not None and is_finite(summary.total_reward) and not failed:
+            self.rewards.append(summary.total_reward)
 
     @property
     def mean_reward(self) -> float | None:
         return sum(self.rewards) / len(self.rewards) if self.rewards else None
 
     def title(self, task_id: str | None) -> str:
-        failed = len(self.trajectories) - len(self.rewards)
+        failed = sum(row["status"] == Status.ERROR for row in self.trajectories)
         reward = "no reward" if self.mean_reward is None else f"mean reward {self.mean_reward:.3g}"
         parts = [f"Group {self.group_idx}", reward]
         if failed:
@@ -100,9 +101,8 @@ def add_details(
 ) -> None:
     """Attach a group to the trace: its content if it was chosen, its Trajectory Details in any case."""
     if not with_content:
-        named = {"task_id": task_id} if task_id is not None else {}
-        with logtree.detached("", group_idx=report.group_idx, **named) as node:
-            pass
+        node = logtree.section("", group_idx=report.group_idx)
+    node.identify(task_id=task_id)
     node.retitle(report.title(task_id))
     with logtree.under(node), logtree.scope("Trajectory Details"):
         logtree.table(report.trajectories, caption="Trajectories")
@@ -112,4 +112,4 @@ def add_details(
 
 
 def _short(value: float | None) -> str:
-    return "not finite" if value is None else f"{float(value):.3g}"
+    return "unknown" if value is None else f"{value:.3g}"

@@ -17,12 +17,14 @@ from rollbook.records.checkpoints import CheckpointRecord, StoredCheckpoint, rea
 from rollbook.records.layout import RunFiles
 
 _COPY_CHUNK = 1 << 20
+SAVING = ".saving"  # the end of the name of a checkpoint directory that is being written
 
 
 def log_lengths(files: RunFiles, batch: int | None) -> dict[str, int]:
     """The length of every append-only log, and of the per-iteration files from `batch` on.
 
-    Those exist already when an evaluation of the coming iteration ran before the checkpoint was saved.
+    Those exist already when an evaluation of the coming iteration ran before the checkpoint was saved. A
+    rewind keeps them whole: they are of one piece, and a later attempt may have recorded them again.
     """
     present = {path for path in (files.metrics, files.alerts) if path.exists()}
     present |= {found.path for found in files.iteration_files() if batch is None or found.iteration >= batch}
@@ -43,10 +45,8 @@ def rewind(files: RunFiles, to: StoredCheckpoint | None, attempt: int) -> None:
     for path in (files.metrics, files.alerts):
         _cut(path, lengths.get(path.name, 0), files, keep)
     for found in list(files.iteration_files()):
-        relative = str(found.path.relative_to(files.root))
-        if relative in lengths:
-            _cut(found.path, lengths[relative], files, keep)
-        elif record is None or record.batch is None or found.iteration >= record.batch:
+        came_later = record is None or record.batch is None or found.iteration >= record.batch
+        if came_later and str(found.path.relative_to(files.root)) not in lengths:
             set_aside(found.path, files, keep)
     _drop_later_checkpoints(files, record, keep)
     _cut(files.checkpoints, to.end if to else 0, files, keep)
@@ -107,14 +107,15 @@ def _drop_later_checkpoints(files: RunFiles, record: CheckpointRecord | None, ke
     directory = files.checkpoint_root
     if not directory.is_dir():
         return
-    kept: set[str] = set()
+    kept: set[Path] = set()
     if record is not None:
         for stored in read_checkpoints(files.checkpoints):
-            kept.add(stored.record.name)
+            paths = (stored.record.state_path, stored.record.sampler_path)
+            kept |= {files.root / path for path in paths if path and "://" not in path}
             if stored.record.name == record.name and stored.record.saved_at == record.saved_at:
                 break
     for entry in list(directory.iterdir()):
-        if entry.name.startswith("."):
+        if entry.name.startswith(".") and entry.name.endswith(SAVING):
             shutil.rmtree(entry)  # a save that never finished
-        elif entry.name not in kept:
+        elif entry.is_dir() and not entry.is_symlink() and entry not in kept:
             set_aside(entry, files, keep)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,9 @@ from rollbook.records.layout import TRAIN, Artifact
 from rollbook.records.rollout_stats import RolloutStats
 from rollbook.records.rollouts import (
     RolloutSummary,
-    Status,
     Trajectory,
-    describe_error,
     summarize,
+    summarize_failure,
     task_id_of,
 )
 from rollbook.records.transcripts import transcribe
@@ -50,6 +50,7 @@ class GroupLog:
         self._size = size
         self._ids = ids
         self._recorded: set[int] = set()
+        self._guard = threading.RLock()
         self.report = GroupReport(group_idx)
 
     def add(self, trajectory: Trajectory, traj_idx: int | None = None) -> RolloutSummary:
@@ -64,13 +65,7 @@ class GroupLog:
         self, error: BaseException | str, traj_idx: int | None = None, partial: Trajectory | None = None
     ) -> RolloutSummary:
         """Record a trajectory that did not; what it said until then may be given as `partial`."""
-        summary = RolloutSummary(
-            **self._all_ids(traj_idx),
-            status=Status.ERROR,
-            error=describe_error(error),
-            steps=partial.steps if partial else [],
-            stop_reason=partial.stop_reason if partial else None,
-        )
+        summary = summarize_failure(error, partial, **self._all_ids(traj_idx))
         self._record(summary, partial)
         return summary
 
@@ -78,7 +73,8 @@ class GroupLog:
     def trajectory(self, traj_idx: int) -> Iterator[None]:
         """Logtree calls inside belong to this trajectory; an exception is recorded as its failure."""
         try:
-            with logtree.scope(f"Trajectory {traj_idx} log", group_idx=self.group_idx, traj_idx=traj_idx):
+            ids = {"group_idx": self.group_idx, "traj_idx": traj_idx}
+            with logtree.under(self.node), logtree.scope(f"Trajectory {traj_idx} log", **ids):
                 yield
         except Exception as error:
             if traj_idx not in self._recorded:
@@ -86,10 +82,12 @@ class GroupLog:
             raise
 
     def _all_ids(self, traj_idx: int | None) -> dict[str, Any]:
-        if traj_idx is None:
-            traj_idx = next(index for index in range(len(self._recorded) + 1) if index not in self._recorded)
-        elif traj_idx in self._recorded:
-            raise UsageError(f"trajectory {traj_idx} of group {self.group_idx} is already recorded")
+        with self._guard:  # trajectories of one group may end in several threads at once
+            if traj_idx is None:
+                traj_idx = next(index for index in count() if index not in self._recorded)
+            elif traj_idx in self._recorded:
+                raise UsageError(f"trajectory {traj_idx} of group {self.group_idx} is already recorded")
+            self._recorded.add(traj_idx)
         return {
             **self._ids,
             "group_idx": self.group_idx,
@@ -99,17 +97,19 @@ class GroupLog:
 
     def _record(self, summary: RolloutSummary, trajectory: Trajectory | None) -> None:
         self._log.write(summary, trajectory)
-        self._recorded.add(summary.traj_idx)
-        self.report.add(summary)
-        add_trajectory(self.node, summary, trajectory)
+        with self._guard:
+            self.report.add(summary)
+            add_trajectory(self.node, summary, trajectory)
 
     def close(self, error: BaseException | None) -> None:
         """An exception that left the group fails every trajectory that was still to come."""
-        expected = self._size if self._size is not None else max(len(self._recorded), 1 if error else 0)
         if error is not None:
-            for traj_idx in range(expected):
+            for traj_idx in range(self._size or 0):
                 if traj_idx not in self._recorded:
                     self.fail(error, traj_idx)
+            if self._size is None:
+                self.fail(error)
+        expected = self._size if self._size is not None else len(self._recorded)
         self._log.stats.expect(max(expected, len(self._recorded)))
 
 
@@ -161,12 +161,16 @@ class RolloutLog:
             "run_id": self._run_id,
             "split": self.split,
             "iteration": self.iteration,
-            "tags": list(tags),
+            "tags": [tags] if isinstance(tags, str) else [str(tag) for tag in tags],
             "sampling_client_step": sampling_client_step,
         }
         index = self._claim(group_idx)
-        named = {"task_id": task_id} if task_id is not None else {}
-        with logtree.detached(f"Group {index}", group_idx=index, **named) as node:
+        task_id = None if task_id is None else str(task_id)
+        # A section of its own, not a child of the open scope: groups run in threads and tasks where none is.
+        node = (
+            logtree.section(f"Group {index}", group_idx=index) if self._num_groups_to_log else logtree.NOWHERE
+        )
+        with logtree.under(node):
             group = self._groups[index] = GroupLog(self, node, index, task_id, size, ids)
             try:
                 yield group
@@ -195,6 +199,8 @@ class RolloutLog:
 
     def add_groups_to(self, trace: logtree.Trace) -> None:
         """Put every group into the tree, in the order of the batch; some in full."""
+        if not self._num_groups_to_log:
+            return
         reports = [group.report for group in self._groups.values()]
         chosen = spread_over_rewards(reports, self._num_groups_to_log)
         for index, group in sorted(self._groups.items()):

@@ -13,6 +13,7 @@ writes a run; a second one is refused with the pid and host of the first.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -25,19 +26,26 @@ from rollbook.errors import UsageError
 from rollbook.records import logtree
 from rollbook.records.alerts import Alert, Level
 from rollbook.records.atomic import fsync_directory, write_atomic
-from rollbook.records.checkpoints import COMPLETE, CheckpointRecord, fsync_tree
+from rollbook.records.checkpoints import (
+    COMPLETE,
+    CheckpointRecord,
+    fsync_tree,
+    is_complete,
+    read_checkpoints,
+)
 from rollbook.records.code_state import capture_code, write_code_diff
 from rollbook.records.config import diff_configs, dump_config, read_config, write_config
 from rollbook.records.jsonl import EVERY_LINE, JsonlWriter, every_ms
 from rollbook.records.layout import TRAIN, Artifact, Layout, RunFiles, base_name
 from rollbook.records.locks import FileLock
-from rollbook.records.metrics import encode_metrics
+from rollbook.records.metrics import as_step, encode_metrics
 from rollbook.records.plain import utc_now
 from rollbook.records.redact import redact_text
 from rollbook.records.run_info import write_run_info
-from rollbook.runs.rewind import attempt_directory, log_lengths, set_aside
+from rollbook.runs.rewind import SAVING, attempt_directory, log_lengths, set_aside
 from rollbook.runs.rollout_log import RolloutLog
 from rollbook.runs.start import parse_layout, start_run
+from rollbook.runs.trackers import Trackers
 
 _METRICS_SYNC_MS = 1000
 
@@ -53,16 +61,24 @@ class Run:
         layout: Layout | str = Layout.FLAT,
         num_groups_to_log: int = 4,
         resume: bool | str = False,
+        trackers: Any = None,
         code: Path | None = None,
     ) -> None:
         """`resume` is True for the newest complete checkpoint (or a fresh start), or a checkpoint's name.
 
+        `trackers` names wandb, trackio or tensorboard: one, a list, or a mapping with their settings.
         `code` is a path inside the repository that `code.diff` describes; by default the running script's.
         """
-        self.files = RunFiles(Path(log_path).expanduser(), parse_layout(layout))
+        if not str(log_path):
+            raise UsageError("log_path is empty; name a directory for the run")
+        # Absolute, so that a loop that changes its directory later does not split the run in two.
+        self.files = RunFiles(Path(log_path).expanduser().absolute(), parse_layout(layout))
+        total_iterations = None if total_iterations is None else as_step(total_iterations)
         self.num_groups_to_log = num_groups_to_log
         self.total_iterations = total_iterations
+        self._pid = os.getpid()
         self._eval_names: dict[str, str] = {}
+        self._open_reports: set[Path] = set()
         self._open_rollouts: set[RolloutLog] = set()
         self._opened: ExitStack | None = None
         with ExitStack() as opened:
@@ -75,9 +91,13 @@ class Run:
                 JsonlWriter(self.files.metrics, sync=every_ms(_METRICS_SYNC_MS))
             )
             self._checkpoints = opened.enter_context(JsonlWriter(self.files.checkpoints, sync=EVERY_LINE))
+            self._checkpoint_names = {c.record.name for c in read_checkpoints(self.files.checkpoints)}
             self._write_config(config)
             self._keep_old(self.files.code_diff)
             write_code_diff(self.files.code_diff, capture_code(code))
+            self._trackers = self._open_trackers(trackers, config)
+            opened.callback(self._trackers.close)
+            _tell_supervisor(self.files.root)
             self._opened = opened.pop_all()
 
     @property
@@ -96,11 +116,15 @@ class Run:
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
         self._metrics.append(encode_metrics(metrics, step, self.total_iterations))
+        self._trackers.log(metrics, step)
 
     def alert(
         self, title: str, text: str = "", *, level: str = Level.WARNING, step: int | None = None
     ) -> None:
         """Note something a person should look at."""
+        if level not in list(Level):
+            raise UsageError(f"alert level {level!r} is not one of {', '.join(Level)}")
+        title, text = redact_text(str(title)), redact_text(str(text))
         record = Alert(raised_at=utc_now(), level=Level(level), title=title, text=text, step=step)
         self._alerts.append(record.encode())
 
@@ -109,7 +133,8 @@ class Run:
         self, iteration: int, split: str = TRAIN, *, title: str | None = None
     ) -> Iterator[RolloutLog]:
         """Record the rollouts of one iteration; `split` is `train` or `eval/<name>`."""
-        self._claim_files(split, iteration)
+        iteration = as_step(iteration)
+        self._claim_files(split, iteration, tuple(Artifact))
         title = title or (f"Iteration {iteration}" if split == TRAIN else f"{split} at iteration {iteration}")
         log = RolloutLog(
             run_id=self.id,
@@ -133,7 +158,8 @@ class Run:
     @contextmanager
     def report(self, iteration: int, split: str = TRAIN, *, title: str) -> Iterator[logtree.Trace]:
         """A report of the loop's own making, for an iteration that `rollouts` does not record."""
-        self._claim_files(split, iteration)
+        iteration = as_step(iteration)
+        self._claim_files(split, iteration, (Artifact.HTML, Artifact.LOGTREE))
         with self._report(split, iteration, title) as trace:
             yield trace
 
@@ -141,19 +167,25 @@ class Run:
     def _report(self, split: str, iteration: int, title: str) -> Iterator[logtree.Trace]:
         """A trace that becomes the HTML page and the JSON of this iteration, however its block ends."""
         trace: logtree.Trace | None = None
+        html, json = (
+            self.files.iteration(split, iteration, part) for part in (Artifact.HTML, Artifact.LOGTREE)
+        )
+        self._open_reports.add(html)
         try:
             with logtree.trace(title) as trace:
                 yield trace
         finally:
+            self._open_reports.discard(html)
             if trace is not None and self.num_groups_to_log > 0:
-                path_of = partial(self.files.iteration, split, iteration)
-                logtree.write(trace, html=path_of(Artifact.HTML), json=path_of(Artifact.LOGTREE))
+                logtree.write(trace, html=html, json=json)
 
     @contextmanager
     def checkpoint(self, name: str, *, batch: int, final: bool = False, **loop_state: Any) -> Iterator[Path]:
         """Save into the directory this yields; it becomes `checkpoints/<name>` complete, or not at all."""
         target = self.files.checkpoint(name)
-        aside = target.with_name(f".{name}.saving")
+        self._refuse_checkpoint(name, loop_state)
+        batch = as_step(batch)
+        aside = target.with_name(f".{name}{SAVING}")
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         try:
@@ -181,6 +213,8 @@ class Run:
         **loop_state: Any,
     ) -> CheckpointRecord:
         """Note a checkpoint that was saved elsewhere; every log is on the disk before the record is."""
+        self._refuse_checkpoint(name, loop_state)
+        batch = as_step(batch)
         self.sync()
         record = CheckpointRecord(
             name=name,
@@ -192,7 +226,13 @@ class Run:
             log_lengths=log_lengths(self.files, batch),
             extra=loop_state,
         )
+        if not is_complete(record, self.files.root):
+            raise UsageError(
+                f"checkpoint {name!r}: {state_path or sampler_path} is not there or has no {COMPLETE} file, "
+                "so no run could resume from it; save first, and give paths relative to the run directory"
+            )
         self._checkpoints.append(record.encode())
+        self._checkpoint_names.add(name)
         return record
 
     def sync(self) -> None:
@@ -204,7 +244,7 @@ class Run:
 
     def close(self, outcome: str = "completed", error: str | None = None) -> None:
         """End the run; safe to call twice. Leaving the `with` block calls it with what happened."""
-        if self._opened is None:
+        if self._opened is None or os.getpid() != self._pid:  # a forked child leaves the parent's run alone
             return
         current = self.info.attempts[-1]
         current.ended_at, current.outcome, current.error = utc_now(), outcome, error
@@ -226,19 +266,51 @@ class Run:
         else:
             self.close("failed", redact_text(f"{type(error).__name__}: {error}"))
 
+    def _open_trackers(self, named: Any, config: object) -> Trackers:
+        trackers = Trackers(
+            named,
+            run_id=self.id,
+            name=self.files.root.name,
+            config=None if config is None else dump_config(config),
+            directory=self.files.root,
+            alert=self.alert,
+        )
+        if trackers.ids:
+            self.info.extra["trackers"] = trackers.ids
+            write_run_info(self.files.run, self.info)
+        return trackers
+
     @property
     def _superseded(self) -> Path:
         return attempt_directory(self.files, self.attempt)
 
-    def _claim_files(self, split: str, iteration: int) -> None:
+    def _refuse_checkpoint(self, name: str, loop_state: Mapping[str, Any]) -> None:
+        self._refuse_if_closed()
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"a checkpoint's name is text, not {name!r}; f'{{batch:06d}}' is the custom")
+        if name in self._checkpoint_names:
+            raise UsageError(f"checkpoint {name!r} is already recorded; a name stands for one state only")
+        if taken := loop_state.keys() & set(CheckpointRecord.__struct_fields__):
+            raise UsageError(
+                f"loop state {', '.join(sorted(taken))}: these keys are the record's own; rename them"
+            )
+
+    def _refuse_if_closed(self) -> None:
+        if self._opened is None:
+            raise UsageError(f"{self.files.root}: the run is closed")
+
+    def _claim_files(self, split: str, iteration: int, parts: tuple[Artifact, ...]) -> None:
         """One name a split, and an iteration that is recorded again replaces what is there."""
+        self._refuse_if_closed()
         base = base_name(split)
+        if self.files.iteration(split, iteration, Artifact.HTML) in self._open_reports:
+            raise UsageError(f"iteration {iteration} of {split!r} is being recorded already")
         known = self._eval_names.setdefault(base, split)
         if known != split:
             raise UsageError(
                 f"{split!r} and {known!r} would write the same files ({base}_...); rename one of them"
             )
-        for artifact in Artifact:
+        for artifact in parts:
             path = self.files.iteration(split, iteration, artifact)
             if path.exists():
                 set_aside(path, self.files, self._superseded)
@@ -258,3 +330,9 @@ class Run:
     def _keep_old(self, path: Path) -> None:
         if path.exists():
             set_aside(path, self.files, attempt_directory(self.files, self.attempt - 1))
+
+
+def _tell_supervisor(log_path: Path) -> None:
+    """Under `rollbook run`, leave word of where this run writes, so that `status` finds its files."""
+    if archive := os.environ.get("ROLLBOOK_RUN_DIR"):
+        write_atomic(Path(archive) / "output_dir", f"{log_path.absolute()}\n".encode())

@@ -29,6 +29,8 @@ from rollbook.records.run_info import (
 )
 from rollbook.runs.rewind import log_lengths, rewind
 
+START_OVER = "start-over"
+
 
 class Start(NamedTuple):
     info: RunInfo
@@ -47,6 +49,10 @@ def start_run(files: RunFiles, *, kind: str, total_iterations: int | None, resum
         _refuse_other_layout(files, info)
         rewind(files, stored, attempt=len(info.attempts))
     else:
+        if isinstance(resume, str) and resume != START_OVER:
+            raise UsageError(
+                f"{files.root} holds no run, so there is no checkpoint {resume!r} to resume from"
+            )
         _refuse_foreign_logs(files)
         info, stored = _new_info(files, kind), None
     if total_iterations is not None:
@@ -74,8 +80,17 @@ def _new_info(files: RunFiles, kind: str) -> RunInfo:
 
 def _checkpoint_to_resume(files: RunFiles, resume: bool | str) -> StoredCheckpoint | None:
     stored = list(read_checkpoints(files.checkpoints))
+    if resume == START_OVER:
+        return None
     if resume is True:
-        return newest_complete(stored, files.root)
+        newest = newest_complete(stored, files.root)
+        if newest is None and stored:
+            gone = ", ".join(str(candidate.record.state_path) for candidate in stored[-3:])
+            raise UsageError(
+                f"{files.root}: none of its {len(stored)} checkpoints is complete ({gone}); "
+                f"restore one, or pass resume={START_OVER!r} to begin again, which keeps the old logs aside"
+            )
+        return newest
     named = [candidate for candidate in stored if candidate.record.name == resume]
     if not named:
         names = ", ".join(candidate.record.name for candidate in stored) or "none"

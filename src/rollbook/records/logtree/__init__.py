@@ -21,15 +21,17 @@ from rollbook.records.logtree.log import (
     exception,
     heading,
     scope,
+    section,
     table,
     table_from_dict,
     text,
     trace,
     under,
 )
-from rollbook.records.logtree.tree import Node, Trace
+from rollbook.records.logtree.tree import NOWHERE, Node, Trace
 
 __all__ = [
+    "NOWHERE",
     "Found",
     "FoundTable",
     "Node",
@@ -46,6 +48,7 @@ __all__ = [
     "heading",
     "read",
     "scope",
+    "section",
     "table",
     "table_from_dict",
     "text",

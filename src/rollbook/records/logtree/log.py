@@ -34,6 +34,7 @@ from rollbook.records.logtree.tree import (
     place_under,
 )
 from rollbook.records.logtree.values import drained, to_plain, to_text
+from rollbook.records.redact import redact_text
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -63,6 +64,11 @@ def disabled() -> Iterator[None]:
         yield
     finally:
         _leave(here, place)
+
+
+def section(title: object, /, **ids: object) -> Node:
+    """A section that belongs to no tree yet; `under` logs into it, `trace.attach` keeps it."""
+    return open_loose_section(title, ids).node
 
 
 @contextmanager
@@ -225,8 +231,8 @@ def _exception_node(error: BaseException) -> Node:
     data = {
         "type": "exception",
         "exception": type(error).__qualname__,
-        "message": to_text(error),
-        "traceback": frames,
+        "message": redact_text(to_text(error)),
+        "traceback": redact_text(frames),
     }
     return Node("div", {}, [], data)
 

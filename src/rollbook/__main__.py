@@ -1,0 +1,6 @@
+"""`python -m rollbook` is `rollbook`."""
+
+from rollbook.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -14,6 +14,14 @@ from rollbook.version import __version__
 
 # name -> what it does; the module of the same name below rollbook.cli holds its typer `app`.
 COMMANDS = {
+    "run": "run any command with a history, a log and a status",
+    "status": "how the newest run stands, and what to type next",
+    "history": "every run there was; show one, note something on one",
+    "logs": "what a run printed; -f follows it",
+    "stop": "end a run politely",
+    "promote": "publish a checkpoint of any run as the handoff",
+    "diff": "what differs between two runs, in config and in numbers",
+    "plot": "the curves of a run as a picture, at any time",
     "demo": "write a small synthetic run and read it back",
 }
 

@@ -1,0 +1,55 @@
+"""Options and helpers that the commands about runs share."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Artifacts = Annotated[Path, typer.Option("--artifacts", help="the directory of the run history")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+ARTIFACTS = Path("artifacts")
+
+STYLES = {
+    "running": "cyan",
+    "completed": "green",
+    "failed": "red",
+    "interrupted": "yellow",
+    "lost": "magenta",
+}
+
+
+def print_json(value: Any) -> None:
+    from rollbook.records.plain import encode, to_plain
+
+    print(json.dumps(json.loads(encode(to_plain(value))), indent=2, ensure_ascii=False))
+
+
+def duration(seconds: float | None) -> str:
+    """`75` as `1m 15s`."""
+    if seconds is None:
+        return "-"
+    left = round(seconds)
+    parts: list[str] = []
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count}{unit}")
+    return " ".join(parts[:2])
+
+
+def local_time(utc: str | None) -> str:
+    """A UTC time of the history in the reader's own zone."""
+    if not utc:
+        return "-"
+    try:
+        return datetime.fromisoformat(utc).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except ValueError:
+        return utc
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

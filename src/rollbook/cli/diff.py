@@ -1,0 +1,89 @@
+"""`rollbook diff A B`: what differs between two runs, in config and in numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, print_json
+
+if TYPE_CHECKING:
+    from rollbook.runs.jobs.ledger import Ledger
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def diff(
+    a: Annotated[str, typer.Argument(help="a run of the history, or a run directory")],
+    b: Annotated[str, typer.Argument(help="another one")],
+    artifacts: Artifacts = ARTIFACTS,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the configs and the last metrics of two runs."""
+    from rollbook.cli.output import printable
+    from rollbook.records.config import diff_configs
+    from rollbook.runs.jobs.ledger import Ledger
+
+    ledger = Ledger(artifacts)
+    sides = [_side(ref, ledger) for ref in (a, b)]
+    config = diff_configs(sides[0]["config"], sides[1]["config"])
+    names = list(sides[0]["metrics"] | sides[1]["metrics"])
+    metrics = {name: [side["metrics"].get(name) for side in sides] for name in names}
+    changed = {name: pair for name, pair in metrics.items() if pair[0] != pair[1]}
+    if as_json:
+        listed = [{"key": change.key, "a": change.old, "b": change.new} for change in config]
+        print_json({"a": sides[0]["name"], "b": sides[1]["name"], "config": listed, "metrics": changed})
+        return
+    print(f"{sides[0]['name']} -> {sides[1]['name']}")
+    print("config:" if config else "config: the same")
+    for change in config:
+        print(printable(f"  {change.key}: {change.old!r} -> {change.new!r}"))
+    print("metrics:" if changed else "metrics: the same")
+    for name, (old, new) in changed.items():
+        print(printable(f"  {name}: {_shown(old)} -> {_shown(new)}{_difference(old, new)}"))
+
+
+def _side(ref: str, ledger: Ledger) -> dict[str, Any]:
+    from rollbook.records.config import read_config
+    from rollbook.runs.jobs.finish import output_dir_of
+    from rollbook.runs.settings import read_yaml
+
+    if Path(ref).is_dir():
+        directory: Path | None = Path(ref)
+        name, places, metrics = ref, [Path(ref)], {}
+    else:
+        record = ledger.get(ref)
+        directory = output_dir_of(record, ledger)
+        name, metrics = record.id, dict(record.metrics or {})
+        places = [ledger.resolve(record.archive)] if record.archive else []
+        places += [directory] if directory else []
+    config: dict[str, Any] = {}
+    for place in reversed(places):
+        if (place / "config.yaml").exists():
+            config = read_yaml(place / "config.yaml")
+        if (place / "config.json").exists():
+            config = read_config(place / "config.json")
+    if directory is not None and (directory / "metrics.jsonl").exists():
+        metrics |= _last_metrics(directory)
+    return {"name": name, "config": config, "metrics": metrics}
+
+
+def _last_metrics(directory: Path) -> dict[str, Any]:
+    from rollbook.runs.reader import open_run
+
+    last: dict[str, Any] = {}
+    for row in open_run(directory).metrics:
+        last.update({key: value for key, value in row.items() if isinstance(value, int | float)})
+    return {key: value for key, value in last.items() if key not in ("step", "attempt")}
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _difference(old: Any, new: Any) -> str:
+    both = isinstance(old, int | float) and isinstance(new, int | float)
+    return f"  ({new - old:+.4g})" if both else ""

@@ -1,0 +1,82 @@
+"""`rollbook run NAME -- COMMAND`: any command, with a history, a log and a status."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, print_json
+
+if TYPE_CHECKING:
+    from rollbook.runs.jobs.job import Job
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def run(
+    name: Annotated[str, typer.Argument(help="the run's name; it may be used again")],
+    command: Annotated[list[str], typer.Argument(help="what to run, after --")],
+    artifacts: Artifacts = ARTIFACTS,
+    output_dir: Annotated[
+        Path | None, typer.Option(help="where the command writes its checkpoints and logs, for status")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="a config.yaml that gets the result (runtime_info.output) on success")
+    ] = None,
+    data: Annotated[list[Path] | None, typer.Option(help="a data file to fingerprint; repeatable")] = None,
+    grace: Annotated[
+        float, typer.Option(help="seconds between asking the command to end and killing it")
+    ] = 10.0,
+    detach: Annotated[bool, typer.Option("--detach", help="leave it running and return")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run COMMAND, given after `--`, under supervision."""
+    from rollbook.runs.jobs.job import Job
+
+    job = Job(
+        name=name,
+        command=command[1:] if command[:1] == ["--"] else command,
+        artifacts=artifacts,
+        output_dir=output_dir.absolute() if output_dir else None,
+        config_path=config.absolute() if config else None,
+        data=[path.absolute() for path in data or []],
+        grace_s=grace,
+        finisher="rollbook.runs.jobs.finish:record_result",
+    )
+    if detach:
+        _leave_running(job, as_json)
+    else:
+        _stay(job, as_json)
+
+
+def _leave_running(job: Job, as_json: bool) -> None:
+    from rollbook.runs.jobs.detach import supervise_detached
+
+    started = supervise_detached(job)
+    if as_json:
+        print_json({"id": started.id, "log": started.log, "pid": started.pid, "status": "running"})
+        return
+    print(f"{started.id} is running (pid {started.pid})")
+    print(f"follow it:  rollbook logs -f {job.name}")
+    print(f"see it:     rollbook status {job.name}")
+    print(f"end it:     rollbook stop {job.name}")
+
+
+def _stay(job: Job, as_json: bool) -> None:
+    from rollbook.runs.jobs.outcome import exit_code_for
+    from rollbook.runs.jobs.supervise import supervise
+
+    # With --json the command's output goes to stderr, so that stdout holds the record alone.
+    end = supervise(job, terminal=2 if as_json else 1)
+    if as_json:
+        print_json(end)
+    elif end.status != "completed":
+        print(
+            f"rollbook: {job.name} {end.status}: {end.reason or (end.error or {}).get('message')}",
+            file=sys.stderr,
+        )
+    sys.exit(exit_code_for(end))

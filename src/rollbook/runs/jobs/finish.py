@@ -1,0 +1,148 @@
+"""What a run came to: its last numbers and its checkpoint, for the history and for the handoff.
+
+Read from the files of its output directory, whatever wrote them. The supervisor calls `record_result` when a
+job has ended; `rollbook promote` uses the same for any checkpoint of any run, later.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from rollbook.errors import UsageError
+from rollbook.records.checkpoints import is_complete, read_checkpoints
+from rollbook.runs.jobs.job import Job, Started
+from rollbook.runs.jobs.ledger import Ledger, RunEnd, RunRecord, Status
+from rollbook.runs.saved_models import SavedModel, newest_model, saved_models
+from rollbook.runs.standing import standing_of
+
+if TYPE_CHECKING:
+    from rollbook.runs.handoff import HandoffResult
+
+OUTPUT_DIR_NOTE = "output_dir"  # written into a run's archive by whoever learns the directory first
+_FALLBACK = "output.yaml"
+
+
+def record_result(job: Job, started: Started, end: RunEnd) -> None:
+    """Add metrics and checkpoint to the end of a run; publish them if it succeeded and has a config."""
+    directory = job.output_dir or noted_output_dir(started.archive)
+    if directory is None:
+        return
+    standing = standing_of(directory)
+    results = result_values(directory)
+    end.metrics = {**results, **({} if standing.step is None else {"steps": standing.step})} or None
+    saved = newest_model(directory) or _newest_recorded(directory)
+    if saved is not None:
+        end.checkpoint = {"path": str(saved.path), "step": saved.step}
+    end.extra["output_dir"] = str(directory)
+    if end.status is Status.COMPLETED and job.config_path is not None and saved is not None:
+        outcome = publish_checkpoint(
+            job.config_path, directory, saved, log=started.log, archive=started.archive
+        )
+        end.extra["handoff"] = str(outcome.state) + (f": {outcome.reason}" if outcome.reason else "")
+
+
+def publish_checkpoint(
+    config: Path,
+    directory: Path,
+    saved: SavedModel,
+    *,
+    log: Path | None,
+    archive: Path,
+    curves: str | None = None,
+    retry: str = "rollbook promote RUN",
+) -> HandoffResult:
+    from rollbook.runs.handoff import HandoffOutput, publish  # late: `status` reads this module, not YAML
+
+    values = result_values(directory)
+    files = {name: directory / file for name, file in _FILES.items() if (directory / file).exists()}
+    output = HandoffOutput(
+        checkpoint_path=saved.path,
+        final_loss=values.get("final_loss"),
+        train_runtime=values.get("train_runtime"),
+        total_steps=saved.step,
+        last_loss=values.get("last_loss"),
+        mean_loss=values.get("mean_loss"),
+        train_results=files.get("train_results"),
+        train_loss_plot=files.get("train_loss_plot"),
+        training_log=log if log is not None and log.exists() else None,
+        training_curves=curves,
+    )
+    return publish(config, output, fallback=archive / _FALLBACK, retry=retry)
+
+
+_FILES = {"train_results": "train_results.json", "train_loss_plot": "training_loss.png"}
+
+
+def result_values(directory: Path) -> dict[str, Any]:
+    """final_loss and train_runtime as the trainer reports them; last_loss and mean_loss from its points."""
+    values: dict[str, Any] = {}
+    results = _json(directory / "train_results.json")
+    for name, key in (("final_loss", "train_loss"), ("train_runtime", "train_runtime")):
+        if isinstance(results.get(key), int | float):
+            values[name] = results[key]
+    history = _json(directory / "trainer_state.json").get("log_history") or []
+    losses = [row["loss"] for row in history if isinstance(row.get("loss"), int | float)]
+    if losses:
+        values["last_loss"], values["mean_loss"] = losses[-1], sum(losses) / len(losses)
+    elif (standing := standing_of(directory)).value is not None:
+        values["last_loss" if standing.headline == "loss" else "last_reward"] = standing.value
+    return values
+
+
+def find_checkpoint(directory: Path, step: int | None) -> SavedModel:
+    """The complete checkpoint of a step, or the newest; a clear error when it is not there or not whole."""
+    models = saved_models(directory) + _recorded(directory)
+    if step is None:
+        whole = [model for model in models if model.complete]
+        if whole:
+            return max(whole, key=lambda model: model.step)
+    for model in models:
+        if model.step == step:
+            if not model.complete:
+                raise UsageError(f"{model.path} is not complete: {model.problem}")
+            return model
+    steps = ", ".join(str(model.step) for model in models if model.complete) or "none"
+    wanted = "no complete checkpoint" if step is None else f"no checkpoint of step {step}"
+    raise UsageError(f"{directory} has {wanted}; complete ones: {steps}")
+
+
+def output_dir_of(record: RunRecord, ledger: Ledger) -> Path | None:
+    """Where a run's files are, as far as it has said."""
+    if record.output_dir:
+        return ledger.resolve(record.output_dir)
+    return noted_output_dir(ledger.resolve(record.archive)) if record.archive else None
+
+
+def noted_output_dir(archive: Path) -> Path | None:
+    try:
+        return Path((archive / OUTPUT_DIR_NOTE).read_text().strip())
+    except OSError:
+        return None
+
+
+def _newest_recorded(directory: Path) -> SavedModel | None:
+    return next((model for model in reversed(_recorded(directory)) if model.complete), None)
+
+
+def _recorded(directory: Path) -> list[SavedModel]:
+    """Checkpoints of a run directory with a checkpoints.jsonl."""
+    found = []
+    for stored in read_checkpoints(directory / "checkpoints.jsonl"):
+        record = stored.record
+        path = record.state_path or record.sampler_path
+        if path is not None and record.batch is not None:
+            whole = is_complete(record, directory)
+            problem = None if whole else "files are missing"
+            found.append(SavedModel(directory / path, record.batch, "full", whole, problem))
+    return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = orjson.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,92 @@
+"""Checkpoints in the layout of the Hugging Face Trainer: `checkpoint-<step>/` below an output directory.
+
+The newest one by step, never by time: a copy or a touch changes times. A directory counts only when it is
+whole: no marker of an unfinished save, a trainer state of its own step, and every file of its weights.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import orjson
+
+from rollbook.records.checkpoints import COMPLETE
+
+_NAME = re.compile(r"checkpoint-(\d+)")
+_UNFINISHED = "checkpoint-is-incomplete.txt"
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_WHOLE_FILES = ("model.safetensors", "pytorch_model.bin", "consolidated.safetensors")
+_SHARDED = ("pytorch_model_fsdp_0", "model", "latest")
+
+Kind = Literal["full", "adapter", "sharded"]
+
+
+class SavedModel(NamedTuple):
+    path: Path
+    step: int
+    kind: Kind | None  # None: no weights were found
+    complete: bool
+    problem: str | None = None
+
+
+def saved_models(directory: Path) -> list[SavedModel]:
+    """Every checkpoint of an output directory, oldest step first."""
+    found = []
+    for entry in directory.iterdir() if directory.is_dir() else ():
+        if (match := _NAME.fullmatch(entry.name)) and entry.is_dir():
+            found.append(inspect_model(entry, int(match[1])))
+    return sorted(found, key=lambda model: model.step)
+
+
+def newest_model(directory: Path) -> SavedModel | None:
+    """The complete checkpoint with the highest step."""
+    return next((model for model in reversed(saved_models(directory)) if model.complete), None)
+
+
+def inspect_model(path: Path, step: int) -> SavedModel:
+    kind, problem = _weights(path)
+    if (path / _UNFINISHED).exists():
+        problem = "the save did not finish"
+    elif problem is None and not (path / COMPLETE).exists():
+        problem = _state_problem(path, step)
+    return SavedModel(path, step, kind, problem is None, problem)
+
+
+def _weights(path: Path) -> tuple[Kind | None, str | None]:
+    if (path / "adapter_config.json").exists():
+        whole = any((path / f"adapter_model.{end}").exists() for end in ("safetensors", "bin"))
+        return "adapter", None if whole else "adapter_model.safetensors is missing"
+    for name in _INDEXES:
+        if (path / name).exists():
+            return "full", _missing_shards(path, name)
+    if any((path / name).exists() for name in _WHOLE_FILES):
+        return "full", None
+    if any((path / name).exists() for name in _SHARDED) or any(path.glob("global_step*")):
+        return "sharded", None
+    return None, "it has no weights"
+
+
+def _missing_shards(path: Path, index: str) -> str | None:
+    try:
+        names = set(orjson.loads((path / index).read_bytes())["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError):
+        return f"{index} cannot be read"
+    missing = sorted(name for name in names if not (path / name).exists())
+    return f"{missing[0]} is missing" if missing else None
+
+
+def _state_problem(path: Path, step: int) -> str | None:
+    """Other trainers write trainer_state.json last; that it names this step is their mark of completeness."""
+    try:
+        state = orjson.loads((path / "trainer_state.json").read_bytes())
+    except FileNotFoundError:
+        return "trainer_state.json is missing"
+    except (OSError, ValueError):
+        return "trainer_state.json cannot be read"
+    return (
+        None
+        if state.get("global_step") == step
+        else f"its trainer state is of step {state.get('global_step')}"
+    )

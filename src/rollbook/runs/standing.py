@@ -1,0 +1,180 @@
+"""How a run stands, from the files it leaves: step, percent, ETA, loss and trend, last checkpoint.
+
+Works on a run of any kind while it is written, and after it was killed: an RL run's `metrics.jsonl`, a
+trainer's `trainer_log.jsonl`, a collection's `*_progress.json`. Only the end of a log is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+
+from rollbook.records.checkpoints import is_complete, read_checkpoints
+from rollbook.records.metrics import normalize, step_of
+from rollbook.runs.saved_models import saved_models
+
+_TAIL_BYTES = 128 << 10
+_TREND_POINTS = 20
+_FLAT = 0.01  # a relative change below this is no trend
+_HEADLINES = ("loss", "train_mean_nll", "env/all/reward/total", "reward")
+_DURATION = re.compile(r"(?:(\d+) days?, )?(\d+):(\d\d):(\d\d)")
+
+
+class CheckpointStanding(msgspec.Struct):
+    path: str
+    step: int | None
+    complete: bool
+    problem: str | None = None
+
+
+class Standing(msgspec.Struct):
+    """What is known; None where the files do not say."""
+
+    source: str | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    percent: float | None = None
+    eta_s: float | None = None
+    headline: str | None = None  # which metric `value` is: the loss, or the reward
+    value: float | None = None
+    trend: str | None = None  # falling, rising, flat
+    nonfinite: list[str] = []
+    checkpoint: CheckpointStanding | None = None
+    collection: dict[str, Any] | None = None
+
+
+def standing_of(directory: Path) -> Standing:
+    standing = Standing()
+    if (directory / "trainer_log.jsonl").exists():
+        _from_trainer_log(directory / "trainer_log.jsonl", standing)
+    elif (directory / "metrics.jsonl").exists():
+        _from_metrics(directory / "metrics.jsonl", standing)
+    elif (progress := _newest_progress(directory)) is not None:
+        _from_progress(progress, standing)
+    standing.checkpoint = _last_checkpoint(directory)
+    return standing
+
+
+def _from_trainer_log(path: Path, standing: Standing) -> None:
+    standing.source = path.name
+    points: list[float] = []
+    for row in _tail_rows(path):
+        step = next((row[key] for key in ("current_steps", "step", "global_step") if key in row), None)
+        standing.step = step if isinstance(step, int) else standing.step
+        standing.total_steps = row.get("total_steps", standing.total_steps)
+        standing.eta_s = _seconds(row.get("remaining_time")) if "remaining_time" in row else standing.eta_s
+        standing.percent = row.get("percentage", standing.percent)
+        if isinstance(loss := row.get("loss"), int | float):
+            points.append(float(loss))
+        standing.nonfinite = row.get("nonfinite", [])
+    if standing.percent is None and standing.step is not None and standing.total_steps:
+        standing.percent = round(100 * standing.step / standing.total_steps, 2)
+    _set_headline(standing, "loss", points)
+
+
+def _from_metrics(path: Path, standing: Standing) -> None:
+    standing.source = path.name
+    rows = [normalize(row) for row in _tail_rows(path)]
+    steps = [(step, row) for row in rows if (step := step_of(row)) is not None]
+    if not steps:
+        return
+    step, last = max(steps, key=lambda pair: pair[0])
+    standing.step = step + 1  # steps count from 0; after step 0 one is done
+    standing.nonfinite = last.get("nonfinite", [])
+    fraction = next(
+        (row["progress/done_frac"] for _, row in reversed(steps) if row.get("progress/done_frac")), None
+    )
+    if fraction:
+        standing.percent = round(100 * fraction, 2)
+        standing.total_steps = round(standing.step / fraction)
+        standing.eta_s = _eta(steps, standing.total_steps)
+    for name in _HEADLINES:
+        points = [float(row[name]) for _, row in steps if isinstance(row.get(name), int | float)]
+        if points:
+            _set_headline(standing, name, points)
+            return
+
+
+def _from_progress(path: Path, standing: Standing) -> None:
+    standing.source = path.name
+    try:
+        progress = orjson.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return
+    standing.collection = progress
+    standing.step, standing.total_steps = progress.get("done"), progress.get("expected")
+    standing.eta_s = progress.get("eta_s")
+    if standing.total_steps:
+        standing.percent = round(100 * (standing.step or 0) / standing.total_steps, 2)
+    if progress.get("reward_mean") is not None:
+        standing.headline, standing.value = "reward", progress["reward_mean"]
+
+
+def _set_headline(standing: Standing, name: str, points: list[float]) -> None:
+    if not points:
+        return
+    standing.headline, standing.value = name, points[-1]
+    recent = points[-_TREND_POINTS:]
+    half = len(recent) // 2
+    if half:
+        before, after = sum(recent[:half]) / half, sum(recent[-half:]) / half
+        change = (after - before) / (abs(before) or 1.0)
+        standing.trend = "flat" if abs(change) < _FLAT else ("rising" if change > 0 else "falling")
+
+
+def _eta(steps: list[tuple[int, dict[str, Any]]], total: int) -> float | None:
+    """From the times of the lines at hand: the pace of this session, not of the whole run."""
+    timed = [(step, datetime.fromisoformat(row["logged_at"])) for step, row in steps if row.get("logged_at")]
+    if len(timed) < 2 or timed[-1][0] <= timed[0][0]:
+        return None
+    pace = (timed[-1][1] - timed[0][1]).total_seconds() / (timed[-1][0] - timed[0][0])
+    return round(max(0.0, pace * (total - 1 - timed[-1][0])), 1)
+
+
+def _last_checkpoint(directory: Path) -> CheckpointStanding | None:
+    stored = list(read_checkpoints(directory / "checkpoints.jsonl"))
+    if stored:
+        record = stored[-1].record
+        whole = is_complete(record, directory)
+        path = record.state_path or record.sampler_path or record.name
+        return CheckpointStanding(path, record.batch, whole, None if whole else "files are missing")
+    models = saved_models(directory)
+    if not models:
+        return None
+    last = models[-1]
+    return CheckpointStanding(last.path.name, last.step, last.complete, last.problem)
+
+
+def _newest_progress(directory: Path) -> Path | None:
+    found = list(directory.glob("*_progress.json")) if directory.is_dir() else []
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _tail_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The complete JSON lines at the end of a file; half lines at both ends are none."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _TAIL_BYTES))
+        data = file.read()
+    lines = data.split(b"\n")[:-1]
+    for line in lines[1:] if size > _TAIL_BYTES else lines:
+        try:
+            row = orjson.loads(line.replace(b"NaN", b"null").replace(b"-Infinity", b"null"))
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+def _seconds(text: Any) -> float | None:
+    match = _DURATION.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

@@ -25,6 +25,7 @@ test-faults: $(STAMP)
 # Other systems' own code reads our files; each peer gets an environment of its own below .venvs/.
 test-interop: $(STAMP)
 	$(BIN)/python tests/interop/setup_tinker.py
+	$(BIN)/python tests/interop/setup_trackers.py
 	$(BIN)/python -m pytest -q -m interop tests/interop
 
 bench: $(STAMP)

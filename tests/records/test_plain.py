@@ -156,7 +156,13 @@ def test_lone_surrogates_become_the_replacement_character() -> None:
 
 
 def test_encoding_is_compact_utf8_on_one_line() -> None:
-    assert encode({"a": "é\u2028\n", "b": [1, None]}) == b'{"a":"\xc3\xa9\xe2\x80\xa8\\n","b":[1,null]}'
+    assert encode({"a": "é\n", "b": [1, None]}) == b'{"a":"\xc3\xa9\\n","b":[1,null]}'
+
+
+def test_a_line_stays_one_line_for_readers_that_split_elsewhere() -> None:
+    line = encode({"a": "x\u2028y\u2029z\x85"})
+    assert len(line.decode().splitlines()) == 1
+    assert json.loads(line) == {"a": "x\u2028y\u2029z\x85"}
 
 
 ANYTHING = st.recursive(

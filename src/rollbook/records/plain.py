@@ -23,6 +23,7 @@ Plain = (
 )
 
 _DEPTH_LIMIT = 100
+_LINE_SEPARATORS = [(char.encode(), f"\\u{ord(char):04x}".encode()) for char in "\u2028\u2029\x85"]
 _INT64 = range(-(2**63), 2**64)
 
 
@@ -84,11 +85,18 @@ def _unusual_to_plain(value: Any, key: str, nonfinite: list[str] | None, depth: 
 
 
 def encode(plain: Plain) -> bytes:
-    """Plain data as one line of compact UTF-8 JSON."""
+    """Plain data as one line of compact UTF-8 JSON.
+
+    A line stays one line for readers that also split at U+2028, U+2029 or U+0085: those are escaped.
+    """
     try:
-        return orjson.dumps(plain)
+        line = orjson.dumps(plain)
     except TypeError:
-        return orjson.dumps(_without_surrogates(plain))
+        line = orjson.dumps(_without_surrogates(plain))
+    for separator, escaped in _LINE_SEPARATORS:
+        if separator in line:
+            line = line.replace(separator, escaped)
+    return line
 
 
 def is_finite(value: float) -> bool:

@@ -157,6 +157,19 @@ def test_handoff_and_promote(shell: Shell) -> None:
     assert "complete ones: 10, 20" in shell("promote", "demo@99", code=2)
 
 
+def test_the_trackers_id_is_handed_over(shell: Shell) -> None:
+    (shell.directory / "config.yaml").write_text("runtime_info: {}\n")
+    code = """
+import rollbook
+with rollbook.Run('out', trackers='tensorboard') as run:
+    with run.checkpoint('000001', batch=1) as directory:
+        (directory / 'w').touch()
+"""
+    shell("run", "tracked", "--config", "config.yaml", "--", sys.executable, "-c", code)
+    run_id = json.loads((shell.directory / "out/run.json").read_text())["id"]
+    assert f'training_curves: "{run_id}"' in (shell.directory / "config.yaml").read_text()
+
+
 def test_a_failed_run_hands_over_nothing(shell: Shell) -> None:
     config = shell.directory / "config.yaml"
     config.write_text("runtime_info: {}\n")

@@ -68,7 +68,7 @@ def publish_checkpoint(
         train_results=files.get("train_results"),
         train_loss_plot=files.get("train_loss_plot"),
         training_log=log if log is not None and log.exists() else None,
-        training_curves=curves,
+        training_curves=curves or _tracker_id(directory),
     )
     return publish(config, output, fallback=archive / _FALLBACK, retry=retry)
 
@@ -90,6 +90,12 @@ def result_values(directory: Path) -> dict[str, Any]:
     elif (standing := standing_of(directory)).value is not None:
         values["last_loss" if standing.headline == "loss" else "last_reward"] = standing.value
     return values
+
+
+def _tracker_id(directory: Path) -> str | None:
+    """The id under which a tracker knows the run, as a recorded loop notes it."""
+    trackers = _json(directory / "run.json").get("trackers") or {}
+    return next((str(known) for known in trackers.values()), None)
 
 
 def find_checkpoint(directory: Path, step: int | None) -> SavedModel:

@@ -82,7 +82,7 @@ def test_demo(tmp_path: Path) -> None:
     assert (tmp_path / summary["page"]).read_text().startswith("<!doctype html>")
     again = call("demo", "run", cwd=tmp_path)
     assert again.returncode == 2
-    assert "already holds a run" in again.stderr and "Traceback" not in again.stderr
+    assert "holds a run already" in again.stderr and "Traceback" not in again.stderr
 
 
 def test_log_output_has_no_carriage_returns(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_idle_completed_failed(shell: Shell) -> None:
     assert "good: completed" in shell("status")
     shell("run", "bad", "--", "bash", "-c", "echo 'ValueError: no such thing' >&2; exit 7", code=7)
     said = shell("status", code=4)
-    assert "bad: failed" in said and "ValueError: no such thing" in said and "rollbook logs -n 50 bad" in said
+    assert "bad: failed" in said and "ValueError: no such thing" in said and "rollbook logs -n 50 2" in said
     assert shell.json("status", code=4)["exit_code"] == 7
     assert [row["status"] for row in shell.json("history")] == ["failed", "completed"]
     assert [row["name"] for row in shell.json("history", "--state", "completed")] == ["good"]
@@ -139,20 +139,129 @@ def make_checkpoint(directory: Path, step: int, *, complete: bool = True) -> Non
         (path / "trainer_state.json").write_text(json.dumps({"global_step": step}))
 
 
+def trainer(output: Path) -> list[str]:
+    """A command that leaves what a trainer leaves: two whole checkpoints, and one that it did not finish."""
+    code = f"""
+import json, pathlib
+output = pathlib.Path({str(output)!r})
+history = []
+for step, loss in ((10, 0.75), (20, 0.25), (30, 0.125)):
+    path = output / f"checkpoint-{{step}}"
+    path.mkdir(parents=True)
+    (path / "model.safetensors").write_bytes(b"weights")
+    if step < 30:
+        history.append({{"step": step, "loss": loss}})
+        (path / "trainer_state.json").write_text(json.dumps({{"global_step": step, "log_history": history}}))
+(output / "trainer_state.json").write_text(json.dumps({{"global_step": 20, "log_history": history}}))
+(output / "train_results.json").write_text('{{"train_loss": 0.5, "train_runtime": 12.5}}')
+"""
+    return [sys.executable, "-c", code]
+
+
+def test_what_an_earlier_run_left_is_not_this_ones_result(shell: Shell) -> None:
+    config = shell.directory / "config.yaml"
+    config.write_text("runtime_info: {}\n")
+    make_checkpoint(shell.directory / "out", 10)
+    for path in (shell.directory / "out").rglob("*"):
+        os.utime(path, (1e9, 1e9))
+    said = shell("run", "stale", "--output-dir", "out", "--config", "config.yaml", "--", "true")
+    assert "nothing to publish: no complete checkpoint of this run" in said
+    assert config.read_text() == "runtime_info: {}\n"
+    assert "checkpoint" not in shell.json("history")[0]
+
+
+def test_a_handoff_that_is_refused_says_so(shell: Shell) -> None:
+    config = shell.directory / "config.yaml"
+    config.write_text("runtime_info: {}\nruntime_info: {}\n")
+    output = shell.directory / "out"
+    said = shell("run", "dup", "--output-dir", str(output), "--config", "config.yaml", "--", *trainer(output))
+    assert "was left alone" in said
+    assert "no such file" in shell("run", "x", "--config", "nope.yaml", "--", "true", code=2)
+
+
+def test_a_running_run_is_what_status_shows(shell: Shell) -> None:
+    shell("run", "long", "--detach", "--grace", "1", "--", "sleep", "300")
+    shell("run", "quick", "--", "true")
+    assert "long: running" in shell("status", code=3)
+    assert "quick: completed" in shell("status", "quick")
+    assert shell.json("stop")["name"] == "long"
+    assert "quick: completed" in shell("status")
+
+
+def test_two_running_runs_of_one_name(shell: Shell) -> None:
+    ids = [
+        shell.json("run", "twin", "--detach", "--grace", "1", "--", "sleep", "300")["id"] for _ in range(2)
+    ]
+    said = shell("stop", "twin", code=2)
+    assert all(run_id in said for run_id in ids)
+    shell("stop", ids[0])
+    assert shell.json("stop", "twin")["id"] == ids[1]
+
+
+def test_a_diverged_loss_is_shouted(shell: Shell) -> None:
+    output = shell.directory / "out"
+    output.mkdir()
+    rows = [
+        f'{{"current_steps": {i}, "total_steps": 9, "loss": {"NaN" if i > 6 else 1.5}}}' for i in range(9)
+    ]
+    (output / "trainer_log.jsonl").write_text("\n".join(rows) + "\n")
+    (output / "checkpoint-5").mkdir()
+    (output / "checkpoint-5/trainer_state.json").write_text("[]")
+    shell("run", "sft", "--output-dir", "out", "--", "true")
+    said = shell("status")
+    assert "NOT FINITE: loss" in said and "step:       8 of 9" in said and "NOT complete" in said
+
+
+def test_a_trl_directory(shell: Shell, peer_fixtures: Path) -> None:
+    shell("run", "trl", "--output-dir", str(peer_fixtures / "trl_sft"), "--", "true")
+    standing = shell.json("status")["standing"]
+    assert standing["source"] == "trainer_state.json" and standing["step"] == 4
+    assert shell.json("plot", "trl", "-o", "trl.png")["curves"]["loss"] > 0
+    assert "no picture could be written" in shell("plot", "trl", "-o", "trl.nonsense", code=2)
+
+
+def test_a_loop_of_its_own_enters_the_history(shell: Shell) -> None:
+    code = "import rollbook\nwith rollbook.Run('out', history='artifacts') as run: run.alert('here')"
+    subprocess.run([sys.executable, "-c", code], cwd=shell.directory, check=True)
+    dies = "import os, rollbook\nrun = rollbook.Run('two', history='artifacts')\nos.kill(os.getpid(), 9)\n"
+    subprocess.run([sys.executable, "-c", dies], cwd=shell.directory, check=False)
+    assert [(row["name"], row["status"]) for row in shell.json("history")] == [
+        ("two", "lost"),
+        ("out", "completed"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["", "latest", "a@5"])
+def test_names_that_cannot_be_asked_for_are_refused(shell: Shell, name: str) -> None:
+    assert "cannot name a run" in shell("run", name, "--", "true", code=2)
+
+
+def test_options_before_a_subcommand_count(shell: Shell) -> None:
+    shell("run", "--artifacts", "elsewhere", "one", "--", "true")
+    assert "one" in shell("history", "--artifacts", "elsewhere", "show", "one")
+    assert "no such directory" in shell("status", "--artifacts", "typo", code=2)
+    assert "is not one of" in shell("history", "--artifacts", "elsewhere", "--state", "runing", code=2)
+
+
 def test_handoff_and_promote(shell: Shell) -> None:
     config = shell.directory / "config.yaml"
     config.write_text("runtime_info:  # ours\n  input: {lr: 1e-5}\n  output:   # written by the run\n")
     output = shell.directory / "artifacts/model/demo"
-    make_checkpoint(output, 10)
-    make_checkpoint(output, 20)
-    make_checkpoint(output, 30, complete=False)
-    (output / "train_results.json").write_text('{"train_loss": 0.5, "train_runtime": 12.5}')
-    shell("run", "demo", "--output-dir", str(output), "--config", "config.yaml", "--", "true")
+    said = shell(
+        "run", "demo", "--output-dir", str(output), "--config", "config.yaml", "--", *trainer(output)
+    )
+    assert (
+        "handoff: written: checkpoint of step 20; checkpoint-30 is not complete and was passed over" in said
+    )
     text = config.read_text()
+    assert "final_loss: 0.5" in text and "last_loss: 0.25" in text
     assert "checkpoint_path: artifacts/model/demo/checkpoint-20" in text
     assert text.startswith("runtime_info:  # ours\n  input: {lr: 1e-5}\n  output:   # written by the run\n")
+    assert "handoff:    written" in shell("status", "demo")
     shell("promote", "demo@10")
-    assert "checkpoint_path: artifacts/model/demo/checkpoint-10" in config.read_text()
+    text = config.read_text()
+    assert "checkpoint_path: artifacts/model/demo/checkpoint-10" in text
+    assert "last_loss: 0.75" in text and "final_loss: 0.5" not in text
     assert "not complete" in shell("promote", "demo@30", code=2)
     assert "complete ones: 10, 20" in shell("promote", "demo@99", code=2)
 
@@ -173,11 +282,13 @@ with rollbook.Run('out', trackers='tensorboard') as run:
 def test_a_failed_run_hands_over_nothing(shell: Shell) -> None:
     config = shell.directory / "config.yaml"
     config.write_text("runtime_info: {}\n")
-    make_checkpoint(shell.directory / "out", 10)
-    shell("run", "demo", "--output-dir", "out", "--config", "config.yaml", "--", "false", code=1)
+    output = shell.directory / "out"
+    python, flag, code = trainer(output)
+    failing = [python, flag, f"{code}\nraise SystemExit(1)"]
+    shell("run", "demo", "--output-dir", "out", "--config", "config.yaml", "--", *failing, code=1)
     assert config.read_text() == "runtime_info: {}\n"
-    assert shell.json("history")[0]["checkpoint"]["step"] == 10
-    shell("promote", "demo")
+    assert shell.json("history")[0]["checkpoint"]["step"] == 20
+    shell("promote", "demo@10")
     assert "checkpoint-10" in config.read_text()
 
 

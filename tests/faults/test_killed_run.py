@@ -135,7 +135,7 @@ def test_what_a_killed_write_left_goes_on_resume(tmp_path: Path) -> None:
         with rollbook.Run(tmp_path, resume=True, layout="nested", code=tmp_path) as run:
             with run.rollouts(0):
                 pass
-            run.record_checkpoint("000001", batch=1)
+            run.record_checkpoint(f"after-{run.attempt}", batch=1)
         (tmp_path / name).touch()
         with rollbook.Run(tmp_path, resume=True, layout="nested", code=tmp_path):
             assert not (tmp_path / name).exists()

@@ -5,11 +5,18 @@ from __future__ import annotations
 import json
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-Artifacts = Annotated[Path, typer.Option("--artifacts", help="the directory of the run history")]
+from rollbook.errors import UsageError
+
+if TYPE_CHECKING:
+    from rollbook.runs.jobs.ledger import Ledger, RunRecord
+
+Artifacts = Annotated[
+    Path, typer.Option("--artifacts", envvar="ROLLBOOK_ARTIFACTS", help="the directory of the run history")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 ARTIFACTS = Path("artifacts")
 
@@ -20,6 +27,32 @@ STYLES = {
     "interrupted": "yellow",
     "lost": "magenta",
 }
+
+
+def open_ledger(artifacts: Path) -> Ledger:
+    """The history; a directory that was named and is not there is an error, not an empty history."""
+    from rollbook.runs.jobs.ledger import Ledger
+
+    if artifacts != ARTIFACTS and not artifacts.is_dir():
+        raise UsageError(f"--artifacts {artifacts}: no such directory")
+    return Ledger(artifacts)
+
+
+def directory_or_run(ref: str, artifacts: Path) -> tuple[Path | None, RunRecord | None]:
+    """A run of the history, or a run directory; a bare word is looked up in the history first."""
+    from rollbook.runs.jobs.finish import output_dir_of
+
+    path = Path(ref)
+    if path.is_dir() and ("/" in ref or not (artifacts / "index.yaml").exists()):
+        return path, None
+    ledger = open_ledger(artifacts)
+    try:
+        record = ledger.get(ref)
+    except UsageError:
+        if path.is_dir():
+            return path, None
+        raise
+    return output_dir_of(record, ledger), record
 
 
 def print_json(value: Any) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, print_json
-
-if TYPE_CHECKING:
-    from rollbook.runs.jobs.ledger import Ledger
+from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, directory_or_run, open_ledger, print_json
+from rollbook.errors import UsageError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -25,10 +23,8 @@ def diff(
     """Compare the configs and the last metrics of two runs."""
     from rollbook.cli.output import printable
     from rollbook.records.config import diff_configs
-    from rollbook.runs.jobs.ledger import Ledger
 
-    ledger = Ledger(artifacts)
-    sides = [_side(ref, ledger) for ref in (a, b)]
+    sides = [_side(ref, artifacts) for ref in (a, b)]
     config = diff_configs(sides[0]["config"], sides[1]["config"])
     names = list(sides[0]["metrics"] | sides[1]["metrics"])
     metrics = {name: [side["metrics"].get(name) for side in sides] for name in names}
@@ -46,20 +42,17 @@ def diff(
         print(printable(f"  {name}: {_shown(old)} -> {_shown(new)}{_difference(old, new)}"))
 
 
-def _side(ref: str, ledger: Ledger) -> dict[str, Any]:
+def _side(ref: str, artifacts: Path) -> dict[str, Any]:
     from rollbook.records.config import read_config
-    from rollbook.runs.jobs.finish import output_dir_of
     from rollbook.runs.settings import read_yaml
 
-    if Path(ref).is_dir():
-        directory: Path | None = Path(ref)
-        name, places, metrics = ref, [Path(ref)], {}
-    else:
-        record = ledger.get(ref)
-        directory = output_dir_of(record, ledger)
-        name, metrics = record.id, dict(record.metrics or {})
-        places = [ledger.resolve(record.archive)] if record.archive else []
-        places += [directory] if directory else []
+    directory, record = directory_or_run(ref, artifacts)
+    places = [directory] if directory is not None else []
+    metrics: dict[str, Any] = {}
+    if record is not None:
+        metrics = dict(record.metrics or {})
+        if record.archive:
+            places.insert(0, open_ledger(artifacts).resolve(record.archive))
     config: dict[str, Any] = {}
     for place in reversed(places):
         if (place / "config.yaml").exists():
@@ -68,7 +61,12 @@ def _side(ref: str, ledger: Ledger) -> dict[str, Any]:
             config = read_config(place / "config.json")
     if directory is not None and (directory / "metrics.jsonl").exists():
         metrics |= _last_metrics(directory)
-    return {"name": name, "config": config, "metrics": metrics}
+    runtime = config.get("runtime_info")
+    if isinstance(runtime, dict):  # what a run hands over is its result, not its config
+        config = {**config, "runtime_info": {key: value for key, value in runtime.items() if key != "output"}}
+    if not config and not metrics:
+        raise UsageError(f"{ref} has neither a config nor metrics to compare")
+    return {"name": record.id if record is not None else ref, "config": config, "metrics": metrics}
 
 
 def _last_metrics(directory: Path) -> dict[str, Any]:

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import csv
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rollbook.cli.common import ARTIFACTS, STYLES, Artifacts, AsJson, duration, local_time, number, print_json
+from rollbook.cli.common import (
+    ARTIFACTS,
+    STYLES,
+    Artifacts,
+    AsJson,
+    duration,
+    local_time,
+    number,
+    open_ledger,
+    print_json,
+)
+from rollbook.errors import UsageError
 
 if TYPE_CHECKING:
     from rollbook.runs.jobs.ledger import RunRecord
@@ -25,17 +37,20 @@ def history(
     kind: Annotated[str | None, typer.Option(help="only runs of this kind")] = None,
     since: Annotated[str | None, typer.Option(help="only runs started on or after this date")] = None,
     grep: Annotated[str | None, typer.Option(help="only runs whose record holds this text")] = None,
-    limit: Annotated[int, typer.Option(help="at most so many; 0 for all")] = 20,
+    limit: Annotated[int, typer.Option(help="at most so many; 0 for all", min=0)] = 20,
     as_csv: Annotated[bool, typer.Option("--csv", help="print CSV")] = False,
     artifacts: Artifacts = ARTIFACTS,
     as_json: AsJson = False,
 ) -> None:
     """List the runs, newest first."""
+    context.obj = (artifacts, as_json)
     if context.invoked_subcommand is not None:
         return
-    from rollbook.runs.jobs.ledger import Ledger
+    from rollbook.runs.jobs.ledger import Status
 
-    everything = Ledger(artifacts).records()
+    if state is not None and state not in list(Status):
+        raise UsageError(f"--state {state!r} is not one of {', '.join(Status)}")
+    everything = open_ledger(artifacts).records()
     found = [record for record in reversed(everything) if _matches(record, state, kind, since, grep)]
     shown = found[:limit] if limit else found
     if as_json:
@@ -50,20 +65,20 @@ def history(
 
 @app.command()
 def show(
+    context: typer.Context,
     ref: Annotated[
         str, typer.Argument(help="the run: its id, the beginning of it, its name, or latest")
     ] = "latest",
-    artifacts: Artifacts = ARTIFACTS,
+    artifacts: Annotated[Path | None, typer.Option("--artifacts", help="the run history's directory")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Everything the history knows about one run."""
     import yaml
 
     from rollbook.cli.output import printable
-    from rollbook.runs.jobs.ledger import Ledger
 
-    plain = Ledger(artifacts).get(ref).to_plain()
-    if as_json:
+    plain = open_ledger(artifacts or context.obj[0]).get(ref).to_plain()
+    if as_json or context.obj[1]:
         print_json(plain)
     else:
         print(printable(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)), end="")
@@ -71,18 +86,20 @@ def show(
 
 @app.command()
 def note(
+    context: typer.Context,
     ref: Annotated[str, typer.Argument(help="the run: its id, the beginning of it, its name, or latest")],
     text: Annotated[str, typer.Argument(help="what to remember about it")],
-    artifacts: Artifacts = ARTIFACTS,
+    artifacts: Annotated[Path | None, typer.Option("--artifacts", help="the run history's directory")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Add a note to a run."""
-    from rollbook.runs.jobs.ledger import Ledger
-
-    ledger = Ledger(artifacts)
+    ledger = open_ledger(artifacts or context.obj[0])
     record = ledger.get(ref)
     ledger.note(record.id, text)
-    print_json({"id": record.id, "note": text}) if as_json else print(f"noted on {record.id}")
+    if as_json or context.obj[1]:
+        print_json({"id": record.id, "note": text})
+    else:
+        print(f"noted on {record.id}")
 
 
 def _matches(
@@ -121,7 +138,7 @@ def _print_table(records: list[RunRecord]) -> None:
     from rollbook.cli.output import console, printable
 
     if not records:
-        print("no such run")
+        print("no run matches; `rollbook history` without options lists all there are")
         return
     rows = [_row(record) for record in records]
     table = Table(box=None, pad_edge=False, header_style="bold")

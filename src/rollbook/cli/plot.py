@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, print_json
+from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, directory_or_run, print_json
 from rollbook.errors import UsageError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -26,19 +26,12 @@ def plot(
     as_json: AsJson = False,
 ) -> None:
     """Draw the curves of a run, finished, running or crashed."""
-    from rollbook.runs.jobs.finish import output_dir_of
-    from rollbook.runs.jobs.ledger import Ledger
     from rollbook.runs.plots import curves_of, draw
 
-    if Path(ref).is_dir():
-        directory, title = Path(ref), Path(ref).name
-    else:
-        ledger = Ledger(artifacts)
-        record = ledger.get(ref)
-        found = output_dir_of(record, ledger)
-        if found is None:
-            raise UsageError(f"{record.id} did not say where it writes; give a directory: rollbook plot DIR")
-        directory, title = found, f"{record.name} ({record.status})"
+    directory, record = directory_or_run(ref, artifacts)
+    if directory is None:
+        raise UsageError(f"{ref} did not say where it writes; give a directory: rollbook plot DIR")
+    title = f"{record.name} ({record.status})" if record is not None else directory.name
     curves = curves_of(directory, metric or ())
     picture = output or directory / (
         "training_loss.png" if (directory / "trainer_log.jsonl").exists() else "curves.png"

@@ -27,7 +27,7 @@ def promote(
     from rollbook.runs.jobs.finish import find_checkpoint, output_dir_of, publish_checkpoint
     from rollbook.runs.jobs.ledger import Ledger
 
-    name, _, step = ref.partition("@")
+    name, _, step = ref.rpartition("@") if "@" in ref else (ref, "", "")
     if step and not step.isdigit():
         raise UsageError(f"{step!r} is not a step; write it like {name}@200")
     ledger = Ledger(artifacts)
@@ -47,7 +47,7 @@ def promote(
         log=ledger.resolve(record.log) if record.log else None,
         archive=ledger.resolve(record.archive) if record.archive else directory,
         curves=str(record.tracker["id"]) if record.tracker and record.tracker.get("id") else None,
-        retry=f"rollbook promote {ref}",
+        retry=f"rollbook promote {ref} --config {config}",
     )
     if as_json:
         print_json(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, print_json
+from rollbook.errors import UsageError
 
 if TYPE_CHECKING:
     from rollbook.runs.jobs.job import Job
@@ -37,6 +38,13 @@ def run(
     """Run COMMAND, given after `--`, under supervision."""
     from rollbook.runs.jobs.job import Job
 
+    if not name.strip() or name == "latest" or "@" in name:
+        raise UsageError(f"{name!r} cannot name a run; use a word without @, and not 'latest'")
+    if config is not None and not config.is_file():
+        raise UsageError(f"--config {config}: no such file, so the result could not be handed over")
+    for path in data or []:
+        if not path.exists():
+            raise UsageError(f"--data {path}: no such file")
     job = Job(
         name=name,
         command=command[1:] if command[:1] == ["--"] else command,
@@ -67,6 +75,7 @@ def _leave_running(job: Job, as_json: bool) -> None:
 
 
 def _stay(job: Job, as_json: bool) -> None:
+    from rollbook.cli.output import printable
     from rollbook.runs.jobs.outcome import exit_code_for
     from rollbook.runs.jobs.supervise import supervise
 
@@ -74,9 +83,10 @@ def _stay(job: Job, as_json: bool) -> None:
     end = supervise(job, terminal=2 if as_json else 1)
     if as_json:
         print_json(end)
-    elif end.status != "completed":
-        print(
-            f"rollbook: {job.name} {end.status}: {end.reason or (end.error or {}).get('message')}",
-            file=sys.stderr,
-        )
+        sys.exit(exit_code_for(end))
+    if handoff := end.extra.get("handoff"):
+        print(printable(f"rollbook: handoff: {handoff}"), file=sys.stderr)
+    if end.status != "completed":
+        why = end.reason or (end.error or {}).get("message") or f"exit code {end.exit_code}"
+        print(printable(f"rollbook: {job.name} {end.status}: {why}"), file=sys.stderr)
     sys.exit(exit_code_for(end))

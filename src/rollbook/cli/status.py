@@ -5,19 +5,33 @@ Exit codes: 0 nothing is running, 3 a run is running, 4 the last run failed.
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rollbook.cli.common import ARTIFACTS, STYLES, Artifacts, AsJson, duration, local_time, number, print_json
+from rollbook.cli.common import (
+    ARTIFACTS,
+    STYLES,
+    Artifacts,
+    AsJson,
+    duration,
+    local_time,
+    number,
+    open_ledger,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from rollbook.runs.jobs.ledger import Ledger, RunRecord
+    from rollbook.runs.standing import Standing
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 IDLE, RUNNING, FAILED = 0, 3, 4
+LATEST = "latest"
 _BAD = ("failed", "lost")
 
 
@@ -31,23 +45,31 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show how a run stands: step, ETA, loss, last checkpoint, and why it failed if it did."""
-    from rollbook.runs.jobs.ledger import Ledger
-
-    ledger = Ledger(artifacts)
-    if ref == "latest" and not ledger.path.exists():
-        print_json({"status": "idle"}) if as_json else print(
-            f"no run yet in {artifacts}/; try: rollbook run NAME -- COMMAND"
-        )
+    ledger = open_ledger(artifacts)
+    if ref == LATEST and not ledger.path.exists():
+        if as_json:
+            print_json({"status": "idle"})
+        else:
+            print(f"no run yet in {artifacts}/; try: rollbook run NAME -- COMMAND")
         return
+    record, others = _chosen(ledger, ref)
     if watch and not as_json:
-        _watch(ledger, ref)
-    record = ledger.get(ref)
-    report = _report(record, ledger)
+        _watch(ledger, record)
+        record = ledger.get(record.id)
+    report = _report(record, ledger, artifacts)
+    report["also_running"] = others
     if as_json:
         print_json(report)
     else:
         print("\n".join(_lines(report)))
-    sys.exit(_exit_code(record))
+    sys.exit(RUNNING if others and ref == LATEST else _exit_code(record))
+
+
+def _chosen(ledger: Ledger, ref: str) -> tuple[RunRecord, list[str]]:
+    """The run to show, without a name the newest that runs, and the ids of the others that run."""
+    running = [record for record in ledger.records() if record.is_running]
+    record = running[-1] if ref == LATEST and running else ledger.get(ref)
+    return record, [other.id for other in running if other.id != record.id]
 
 
 def _exit_code(record: RunRecord) -> int:
@@ -56,16 +78,18 @@ def _exit_code(record: RunRecord) -> int:
     return FAILED if record.status in _BAD else IDLE
 
 
-def _report(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
+def _report(record: RunRecord, ledger: Ledger, artifacts: Path) -> dict[str, Any]:
     from rollbook.runs.jobs.finish import output_dir_of
     from rollbook.runs.standing import standing_of
 
     directory = output_dir_of(record, ledger)
     standing = standing_of(directory) if directory is not None and directory.is_dir() else None
-    started = _timestamp(record.started_at)
+    if standing is not None and not record.is_running:
+        standing.eta_s = None
+    started, ended = _timestamp(record.started_at), _timestamp(record.completed_at)
     elapsed = record.duration_s
-    if record.is_running and started is not None:
-        elapsed = round(time.time() - started, 1)
+    if elapsed is None and started is not None:
+        elapsed = round((time.time() if record.is_running else ended or started) - started, 1)
     return {
         "id": record.id,
         "name": record.name,
@@ -85,29 +109,34 @@ def _report(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
         "error": record.error,
         "checkpoint": record.checkpoint,
         "metrics": record.metrics,
-        "next": _next(record),
+        "handoff": record.extra.get("handoff"),
+        "next": _next(record, standing, artifacts),
     }
 
 
-def _next(record: RunRecord) -> str:
-    name = record.name or record.id
+def _next(record: RunRecord, standing: Standing | None, artifacts: Path) -> str:
+    flag = "" if artifacts == ARTIFACTS else f" --artifacts {shlex.quote(str(artifacts))}"
     if record.is_running:
-        return f"rollbook logs -f {name}   or   rollbook stop {name}"
+        return f"rollbook logs -f{flag} {record.id}   or   rollbook stop{flag} {record.id}"
     if record.status == "completed":
-        return f"rollbook history show {record.id}"
-    if record.checkpoint:
-        return f"rollbook logs {name}   or publish what it has: rollbook promote {record.id}"
-    return f"rollbook logs -n 50 {name}"
+        return f"rollbook history show{flag} {record.id}"
+    saved = standing.checkpoint if standing else None
+    if record.checkpoint or (saved is not None and saved.complete):
+        return f"rollbook logs{flag} {record.id}   or publish what it has: rollbook promote{flag} {record.id}"
+    return f"rollbook logs{flag} -n 50 {record.id}"
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
     from rollbook.cli.output import printable
 
-    lines = [f"{report['name'] or report['id']}: {_painted(report['status'])}  ({report['id']})"]
+    name = printable(str(report["name"] or report["id"]))
+    lines = [f"{name}: {_painted(report['status'])}  ({report['id']})"]
     when = f"started {local_time(report['started_at'])}, {duration(report['elapsed_s'])}"
     lines.append(f"  {when}, pid {report['pid']} on {report['host']}")
     lines += [f"  {line}" for line in _standing_lines(report["standing"])]
     why = report["reason"] or (report["error"] or {}).get("message")
+    if why is None and report["exit_code"]:
+        why = f"exit code {report['exit_code']}"
     if why and report["status"] != "completed":
         lines.append(f"  why:        {printable(str(why))}")
     last = (report["error"] or {}).get("last_line")
@@ -115,12 +144,16 @@ def _lines(report: dict[str, Any]) -> list[str]:
         lines.append(f"  last error: {printable(str(last))}")
     if report["log"]:
         lines.append(f"  log:        {report['log']}")
-    lines.append(f"  next:       {report['next']}")
+    if report["handoff"]:
+        lines.append(f"  handoff:    {printable(str(report['handoff']))}")
+    if report.get("also_running"):
+        lines.append(f"  also running: {', '.join(report['also_running'])}")
+    lines.append(f"  next:       {printable(report['next'])}")
     return lines
 
 
 def _standing_lines(standing: Any) -> list[str]:
-    if standing is None or standing.source is None:
+    if standing is None:
         return []
     lines = []
     if standing.step is not None:
@@ -132,7 +165,7 @@ def _standing_lines(standing: Any) -> list[str]:
         trend = f", {standing.trend}" if standing.trend else ""
         lines.append(f"{standing.headline + ':':<11} {number(standing.value)}{trend}")
     if standing.nonfinite:
-        lines.append(f"NOT FINITE: {', '.join(standing.nonfinite)}")
+        lines.append(f"NOT FINITE: {', '.join(standing.nonfinite)} at the last step")
     if checkpoint := standing.checkpoint:
         whole = "complete" if checkpoint.complete else f"NOT complete: {checkpoint.problem}"
         lines.append(f"checkpoint: {checkpoint.path} (step {checkpoint.step}, {whole})")
@@ -151,15 +184,11 @@ def _painted(status: str) -> str:
     return f"\x1b[{codes[STYLES.get(status, 'cyan')]}m{status}\x1b[0m"
 
 
-def _watch(ledger: Ledger, ref: str) -> None:
+def _watch(ledger: Ledger, record: RunRecord) -> None:
     """Redraw every second while the run lives; the caller prints the last state."""
-    record = ledger.get(ref)
     while record.is_running:
-        lines = _lines(_report(record, ledger))
-        if sys.stdout.isatty():
-            print("\x1b[H\x1b[2J" + "\n".join(lines), flush=True)
-        else:
-            print("\n".join(lines), flush=True)
+        lines = _lines(_report(record, ledger, ledger.artifacts))
+        print(("\x1b[H\x1b[2J" if sys.stdout.isatty() else "") + "\n".join(lines), flush=True)
         time.sleep(1.0)
         record = ledger.get(record.id)
 

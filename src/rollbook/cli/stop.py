@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, print_json
+from rollbook.errors import UsageError
+
+if TYPE_CHECKING:
+    from rollbook.runs.jobs.ledger import Ledger
+
+LATEST = "latest"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def _running(ledger: Ledger, ref: str) -> str:
+    """The running run that is meant: a name may have been used again since."""
+    running = [record for record in ledger.records() if record.is_running and ref in (LATEST, record.name)]
+    if len(running) > 1 and ref != LATEST:
+        raise UsageError(
+            f"several runs named {ref!r} are running: {', '.join(r.id for r in running)}; name one id"
+        )
+    return running[-1].id if running else ref
 
 
 @app.command()
@@ -24,7 +40,8 @@ def stop(
     from rollbook.runs.jobs.detach import stop as stop_run
     from rollbook.runs.jobs.ledger import Ledger
 
-    record = stop_run(Ledger(artifacts), ref, timeout)
+    ledger = Ledger(artifacts)
+    record = stop_run(ledger, _running(ledger, ref), timeout)
     if as_json:
         print_json(record)
     else:

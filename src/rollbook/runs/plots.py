@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import orjson
+
 from rollbook.errors import UsageError
 from rollbook.records.jsonl import read_lines
 from rollbook.records.metrics import metric_names
 from rollbook.records.record import decode_line
 from rollbook.runs.reader import open_run
+from rollbook.runs.standing import newest_trainer_state
 
 _RL_PANELS = (
     "env/all/reward/total",
@@ -38,6 +41,9 @@ def curves_of(directory: Path, names: Sequence[str] = ()) -> list[Curve]:
     """The curves of a run directory: those named, or the usual ones."""
     if (directory / "trainer_log.jsonl").exists():
         found = _trainer_curves(directory / "trainer_log.jsonl")
+        wanted = names or [name for name in ("loss", "eval_loss") if name in found]
+    elif (state := newest_trainer_state(directory)) is not None:
+        found = _history_curves(state)
         wanted = names or [name for name in ("loss", "eval_loss") if name in found]
     else:
         found = _metric_curves(directory)
@@ -83,9 +89,13 @@ def draw(curves: Sequence[Curve], path: Path, title: str) -> None:
             axis.set_visible(False)
     figure.suptitle(title)
     figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: no picture could be written there: {error}") from error
+    finally:
+        pyplot.close(figure)
 
 
 def _draw_curve(axis: Any, curve: Curve) -> None:
@@ -113,6 +123,16 @@ def _trainer_curves(path: Path) -> dict[str, Curve]:
         for name, value in _numbers(row):
             # A resumed log may repeat steps: the later line is the one that counts.
             points.setdefault(name, {})[step] = value
+    return {name: Curve(name, *_sorted(values)) for name, values in points.items()}
+
+
+def _history_curves(path: Path) -> dict[str, Curve]:
+    """The points a trainer keeps in its own state."""
+    points: dict[str, dict[int, float]] = {}
+    for row in orjson.loads(path.read_bytes()).get("log_history") or []:
+        if isinstance(step := row.get("step"), int):
+            for name, value in _numbers({key: value for key, value in row.items() if key != "step"}):
+                points.setdefault(name, {})[step] = value
     return {name: Curve(name, *_sorted(values)) for name, values in points.items()}
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from rollbook.records.checkpoints import (
     CheckpointRecord,
     fsync_tree,
     is_complete,
+    newest_complete,
     read_checkpoints,
 )
 from rollbook.records.code_state import capture_code, write_code_diff
@@ -62,11 +63,14 @@ class Run:
         num_groups_to_log: int = 4,
         resume: bool | str = False,
         trackers: Any = None,
+        history: str | Path | None = None,
         code: Path | None = None,
     ) -> None:
         """`resume` is True for the newest complete checkpoint (or a fresh start), or a checkpoint's name.
 
         `trackers` names wandb, trackio or tensorboard: one, a list, or a mapping with their settings.
+        `history` is an `artifacts` directory whose index.yaml gets the start and the end of this process; a
+        process under `rollbook run` is in the history already and ignores it.
         `code` is a path inside the repository that `code.diff` describes; by default the running script's.
         """
         if not str(log_path):
@@ -98,6 +102,7 @@ class Run:
             self._trackers = self._open_trackers(trackers, config)
             opened.callback(self._trackers.close)
             _tell_supervisor(self.files.root)
+            self._history = None if os.environ.get("ROLLBOOK_RUN_DIR") else self._enter_history(history)
             self._opened = opened.pop_all()
 
     @property
@@ -252,6 +257,8 @@ class Run:
         with opened:
             self.sync()
             write_run_info(self.files.run, self.info)
+            if self._history is not None:
+                self._history(outcome, error)
 
     def __enter__(self) -> Self:
         return self
@@ -279,6 +286,30 @@ class Run:
             self.info.extra["trackers"] = trackers.ids
             write_run_info(self.files.run, self.info)
         return trackers
+
+    def _enter_history(self, artifacts: str | Path | None) -> Callable[[str, str | None], None] | None:
+        """Note the start; what is returned notes the end. The next reader finds out a killed process."""
+        if artifacts is None:
+            return None
+        from rollbook.runs.jobs.ledger import Ledger, RunEnd, RunStart, Status
+
+        ledger = Ledger(Path(artifacts))
+        run_id = ledger.start(
+            RunStart(
+                name=self.files.root.name,
+                kind=self.info.kind,
+                command=self.info.command,
+                output_dir=str(self.files.root),
+                resumed_from=self.resumed_from.name if self.resumed_from else None,
+            )
+        )
+
+        def end(outcome: str, error: str | None) -> None:
+            saved = newest_complete(read_checkpoints(self.files.checkpoints), self.files.root)
+            checkpoint = {"path": saved.record.state_path, "step": saved.record.batch} if saved else None
+            ledger.end(run_id, RunEnd(status=Status(outcome), reason=error, checkpoint=checkpoint))
+
+        return end
 
     @property
     def _superseded(self) -> Path:

@@ -85,8 +85,5 @@ def _state_problem(path: Path, step: int) -> str | None:
         return "trainer_state.json is missing"
     except (OSError, ValueError):
         return "trainer_state.json cannot be read"
-    return (
-        None
-        if state.get("global_step") == step
-        else f"its trainer state is of step {state.get('global_step')}"
-    )
+    found = state.get("global_step") if isinstance(state, dict) else None
+    return None if found == step else f"its trainer state is of step {found}"

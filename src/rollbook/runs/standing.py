@@ -6,6 +6,7 @@ trainer's `trainer_log.jsonl`, a collection's `*_progress.json`. Only the end of
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from datetime import datetime
@@ -15,8 +16,11 @@ from typing import Any
 import msgspec
 import orjson
 
+from rollbook.errors import BadLineError
 from rollbook.records.checkpoints import is_complete, read_checkpoints
+from rollbook.records.jsonl import Line
 from rollbook.records.metrics import normalize, step_of
+from rollbook.records.record import decode_line
 from rollbook.runs.saved_models import saved_models
 
 _TAIL_BYTES = 128 << 10
@@ -57,6 +61,8 @@ def standing_of(directory: Path) -> Standing:
         _from_metrics(directory / "metrics.jsonl", standing)
     elif (progress := _newest_progress(directory)) is not None:
         _from_progress(progress, standing)
+    elif (state := newest_trainer_state(directory)) is not None:
+        _from_trainer_state(state, standing)
     standing.checkpoint = _last_checkpoint(directory)
     return standing
 
@@ -67,12 +73,15 @@ def _from_trainer_log(path: Path, standing: Standing) -> None:
     for row in _tail_rows(path):
         step = next((row[key] for key in ("current_steps", "step", "global_step") if key in row), None)
         standing.step = step if isinstance(step, int) else standing.step
-        standing.total_steps = row.get("total_steps", standing.total_steps)
+        if isinstance(row.get("total_steps"), int):
+            standing.total_steps = row["total_steps"]
+        if isinstance(row.get("percentage"), int | float):
+            standing.percent = float(row["percentage"])
         standing.eta_s = _seconds(row.get("remaining_time")) if "remaining_time" in row else standing.eta_s
-        standing.percent = row.get("percentage", standing.percent)
         if isinstance(loss := row.get("loss"), int | float):
             points.append(float(loss))
-        standing.nonfinite = row.get("nonfinite", [])
+        if "loss" in row:
+            standing.nonfinite = row.get("nonfinite", [])
     if standing.percent is None and standing.step is not None and standing.total_steps:
         standing.percent = round(100 * standing.step / standing.total_steps, 2)
     _set_headline(standing, "loss", points)
@@ -96,6 +105,33 @@ def _from_metrics(path: Path, standing: Standing) -> None:
         standing.eta_s = _eta(steps, standing.total_steps)
     for name in _HEADLINES:
         points = [float(row[name]) for _, row in steps if isinstance(row.get(name), int | float)]
+        if points:
+            _set_headline(standing, name, points)
+            return
+
+
+def newest_trainer_state(directory: Path) -> Path | None:
+    """The trainer_state.json with the highest step: of the output directory, or of a checkpoint below it."""
+    places = [*(model.path for model in saved_models(directory)), directory]
+    found = [place / "trainer_state.json" for place in places if (place / "trainer_state.json").exists()]
+    return found[-1] if found else None
+
+
+def _from_trainer_state(path: Path, standing: Standing) -> None:
+    """What the Hugging Face Trainer leaves when nothing logs beside it: current as of the last checkpoint."""
+    try:
+        state = orjson.loads(path.read_bytes())
+        history = [row for row in state.get("log_history") or [] if isinstance(row, dict)]
+    except (OSError, ValueError, AttributeError, TypeError):
+        return
+    standing.source = path.name
+    step, total = state.get("global_step"), state.get("max_steps")
+    standing.step = step if isinstance(step, int) else None
+    standing.total_steps = total if isinstance(total, int) and total > 0 else None
+    if standing.step is not None and standing.total_steps:
+        standing.percent = round(100 * standing.step / standing.total_steps, 2)
+    for name in _HEADLINES:
+        points = [float(row[name]) for row in history if isinstance(row.get(name), int | float)]
         if points:
             _set_headline(standing, name, points)
             return
@@ -164,12 +200,8 @@ def _tail_rows(path: Path) -> Iterator[dict[str, Any]]:
         data = file.read()
     lines = data.split(b"\n")[:-1]
     for line in lines[1:] if size > _TAIL_BYTES else lines:
-        try:
-            row = orjson.loads(line.replace(b"NaN", b"null").replace(b"-Infinity", b"null"))
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            yield row
+        with contextlib.suppress(BadLineError):  # status shows what there is; readers say what is wrong
+            yield decode_line(path, Line(line, 0, 0, 0))
 
 
 def _seconds(text: Any) -> float | None:

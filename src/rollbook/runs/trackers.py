@@ -8,6 +8,7 @@ under which a tracker knows the run is chosen here, so that it can be written do
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -121,8 +122,9 @@ class Trackers:
         """Give every tracker a while to send what it has, together; then go."""
         for feed in self._feeds:
             feed.finish()
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
         for feed in self._feeds:
-            feed.wait(_CLOSE_TIMEOUT_S)
+            feed.wait(max(0.0, deadline - time.monotonic()))
 
 
 class _Feed:
@@ -156,7 +158,7 @@ class _Feed:
             self._dead = True
             self._alert(
                 f"{self._kind} was left behind",
-                f"it did not finish within {timeout_s:.0f} s; {len(self._waiting)} lines were not sent",
+                f"it did not finish within {_CLOSE_TIMEOUT_S:g} s; {len(self._waiting)} lines were not sent",
             )
         elif self._dropped:
             self._alert(f"{self._kind} was too slow", f"{self._dropped} lines were not sent to it")

@@ -23,25 +23,61 @@ if TYPE_CHECKING:
 
 OUTPUT_DIR_NOTE = "output_dir"  # written into a run's archive by whoever learns the directory first
 _FALLBACK = "output.yaml"
+_CLOCK_SLACK_S = 2.0  # file systems keep times to the second or two
 
 
 def record_result(job: Job, started: Started, end: RunEnd) -> None:
     """Add metrics and checkpoint to the end of a run; publish them if it succeeded and has a config."""
     directory = job.output_dir or noted_output_dir(started.archive)
+    saved = None
+    if directory is not None:
+        end.extra["output_dir"] = str(directory)
+        launched = _launched_at(started.archive)
+        _add_metrics(directory, end, launched)
+        saved = newest_model(directory) or _newest_recorded(directory)
+        if saved is not None and not _is_newer(saved.path, launched):
+            saved = None  # an earlier run's, in the same directory
+        if saved is not None:
+            end.checkpoint = {"path": str(saved.path), "step": saved.step}
+        if (tracker := _tracker_id(directory)) is not None:
+            end.tracker = {"id": tracker}
+    if job.config_path is not None and end.status is Status.COMPLETED:
+        end.extra["handoff"] = _hand_over(job.config_path, directory, saved, started)
+
+
+def _hand_over(config: Path, directory: Path | None, saved: SavedModel | None, started: Started) -> str:
+    """What became of the handoff, in words for the history and the terminal."""
     if directory is None:
+        return "nothing to publish: the run did not say where it writes (--output-dir)"
+    if saved is None:
+        return f"nothing to publish: no complete checkpoint of this run in {directory}"
+    outcome = publish_checkpoint(config, directory, saved, log=started.log, archive=started.archive)
+    if not outcome.published:
+        return f"{config} was left alone: {outcome.reason}. {outcome.next_step}".strip()
+    newest = max((model.step for model in saved_models(directory)), default=saved.step)
+    skipped = f"; checkpoint-{newest} is not complete and was passed over" if newest > saved.step else ""
+    return f"{outcome.state}: checkpoint of step {saved.step}{skipped}"
+
+
+def _add_metrics(directory: Path, end: RunEnd, launched: float) -> None:
+    logs = [directory / name for name in ("trainer_log.jsonl", "metrics.jsonl", "trainer_state.json")]
+    if not any(_is_newer(log, launched) for log in logs):
         return
     standing = standing_of(directory)
-    results = result_values(directory)
-    end.metrics = {**results, **({} if standing.step is None else {"steps": standing.step})} or None
-    saved = newest_model(directory) or _newest_recorded(directory)
-    if saved is not None:
-        end.checkpoint = {"path": str(saved.path), "step": saved.step}
-    end.extra["output_dir"] = str(directory)
-    if end.status is Status.COMPLETED and job.config_path is not None and saved is not None:
-        outcome = publish_checkpoint(
-            job.config_path, directory, saved, log=started.log, archive=started.archive
-        )
-        end.extra["handoff"] = str(outcome.state) + (f": {outcome.reason}" if outcome.reason else "")
+    steps = {} if standing.step is None else {"steps": standing.step}
+    end.metrics = {**result_values(directory), **steps} or None
+
+
+def _launched_at(archive: Path) -> float:
+    """The snapshot is the last thing written before the command starts."""
+    return (archive / "snapshot.json").stat().st_mtime if (archive / "snapshot.json").exists() else 0.0
+
+
+def _is_newer(path: Path, launched: float) -> bool:
+    if not path.exists():
+        return False
+    files = [path, *path.iterdir()] if path.is_dir() else [path]
+    return max(file.stat().st_mtime for file in files) >= launched - _CLOCK_SLACK_S
 
 
 def publish_checkpoint(
@@ -56,7 +92,9 @@ def publish_checkpoint(
 ) -> HandoffResult:
     from rollbook.runs.handoff import HandoffOutput, publish  # late: `status` reads this module, not YAML
 
-    values = result_values(directory)
+    newest = max((model.step for model in saved_models(directory) if model.complete), default=saved.step)
+    # An earlier checkpoint gets the numbers of its own trainer state, not those of the end of the run.
+    values = result_values(directory if saved.step >= newest else saved.path)
     files = {name: directory / file for name, file in _FILES.items() if (directory / file).exists()}
     output = HandoffOutput(
         checkpoint_path=saved.path,

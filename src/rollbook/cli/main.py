@@ -14,6 +14,7 @@ from rollbook.version import __version__
 
 # name -> what it does; the module of the same name below rollbook.cli holds its typer `app`.
 COMMANDS = {
+    "collect": "collect rollouts: every (task, repeat) exactly once",
     "run": "run any command with a history, a log and a status",
     "status": "how the newest run stands, and what to type next",
     "history": "every run there was; show one, note something on one",
@@ -60,7 +61,8 @@ def _help() -> str:
         "Runs the post-training loop of a language model and keeps the whole record of it.\n\n"
         f"{commands}\n\n"
         "rollbook COMMAND --help says more; every command has --json.\n"
-        "exit codes: 0 done, 1 error, 2 usage, 3 incomplete, 130 interrupted"
+        "exit codes: 0 done, 1 error, 2 usage, 3 incomplete (status: running), "
+        "4 status: the last run failed, 130 interrupted"
     )
 
 

@@ -1,0 +1,1 @@
+"""Rollout collection: every (task, repeat) exactly once, whatever happens."""

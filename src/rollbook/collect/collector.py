@@ -1,0 +1,329 @@
+"""The story of a collection, from the settings to a complete output file.
+
+Check the input, see what is done, refuse what does not fit, do what is left, say how it stands. Any kill at
+any point leaves files from which the same command goes on; every (task, repeat) ends up on exactly one line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import orjson
+
+from rollbook.collect.executor import Executor, LocalExecutor
+from rollbook.collect.journal import Done, find_done
+from rollbook.collect.limits import Concurrency, ThrottledPolicy
+from rollbook.collect.manifest import Manifest, drift, read_manifest, refuse_drift, write_manifest
+from rollbook.collect.order import put_in_order
+from rollbook.collect.paths import CollectionFiles
+from rollbook.collect.plan import Plan
+from rollbook.collect.progress import Progress, Tally, write_progress
+from rollbook.collect.scheduler import Scheduler
+from rollbook.collect.settings import CollectSettings, seconds
+from rollbook.collect.sink import ResultSink
+from rollbook.envs.agents import build_agent, describe_agent, make_tasks
+from rollbook.errors import BadFileError, LockedError, UsageError, WriteError
+from rollbook.records.atomic import write_atomic
+from rollbook.records.jsonl import JsonlWriter, read_lines
+from rollbook.records.plain import encode
+
+_REPORT_EVERY_S = 1.0
+Show = Callable[[Progress], None]
+
+
+class Interrupted(Exception):
+    """A second signal: stop at once."""
+
+
+class Prepared(NamedTuple):
+    """A collection that is ready to go: locked, checked, and compared with what is on the disk."""
+
+    plan: Plan
+    done: Done
+    manifest: Manifest
+    output: JsonlWriter
+
+
+def collect(
+    settings: CollectSettings, *, show: Show = lambda _: None, say: Callable[[str], None] = print
+) -> Progress:
+    """Collect until everything is done, given up or told to stop; returns how it stands then."""
+    files = CollectionFiles(Path(settings.output_jsonl_fpath))
+    with ExitStack() as opened:
+        prepared = _prepare(settings, files, opened)
+        if prepared.done.unknown:
+            say(f"{prepared.done.unknown} lines of {files.output} belong to no planned rollout; they stay")
+        with _event_loop() as runner:
+            progress: Progress = runner.run(_collect(settings, files, prepared, show, say))
+        prepared.manifest.coverage = {
+            "expected": progress.expected,
+            "ok": progress.done,
+            "failed": progress.failed,
+            "missing": progress.missing,
+        }
+        write_manifest(files.manifest, prepared.manifest)
+    if progress.missing == 0:
+        verify(files, prepared.plan)
+        if settings.ordered:
+            put_in_order(files, prepared.plan)
+    return progress
+
+
+def _prepare(settings: CollectSettings, files: CollectionFiles, opened: ExitStack) -> Prepared:
+    agent = settings.agent
+    meaning = {
+        "agent": describe_agent(agent.env, agent.policy, max_turns=agent.max_turns),
+        "responses_create_params": settings.responses_create_params,
+        "num_repeats_add_seed": settings.num_repeats_add_seed,
+    }
+    if settings.input_jsonl_fpath is None:
+        meaning["seed"] = settings.seed
+    has_results = _has_results(files)
+    if has_results and settings.resume == "never":
+        raise UsageError(
+            f"{files.output} exists; choose another output_jsonl_fpath or resume it with --resume=if-possible"
+        )
+    old = read_manifest(files.manifest)
+    if has_results and old is None and settings.resume != "always":
+        raise UsageError(
+            f"{files.output} has no manifest beside it, so it cannot be resumed; choose another output"
+        )
+    plan = Plan(_input(settings, files), limit=settings.limit, repeats=settings.num_repeats)
+    manifest = Manifest(
+        input=str(plan.path),
+        input_sha256=plan.sha256,
+        input_bytes=plan.bytes,
+        rows=plan.rows,
+        repeats=plan.repeats,
+        meaning=meaning,
+        operation={"concurrency": settings.num_samples_in_parallel, "workers": settings.workers},
+    )
+    same_input = old is not None and plan.begins_with(old.input_bytes, old.input_sha256)
+    if has_results and old is not None:
+        changes = drift(old, manifest, same_input=same_input)
+        if changes and settings.resume != "always":
+            refuse_drift(files.output, changes)
+        manifest.sessions, manifest.created_at = old.sessions + 1, old.created_at
+    output = opened.enter_context(JsonlWriter(files.output, check=False))
+    if read_manifest(files.manifest) != old:
+        raise LockedError(f"{files.output}: another collector was at work meanwhile; type the command again")
+    done = find_done(files.output, files.journal, plan, same_input=same_input)
+    if not same_input:  # its row numbers must not meet the manifest of another input
+        files.journal.unlink(missing_ok=True)
+    write_manifest(files.manifest, manifest)
+    return Prepared(plan, done, manifest, output)
+
+
+def _has_results(files: CollectionFiles) -> bool:
+    return files.output.exists() and files.output.stat().st_size > 0
+
+
+def _input(settings: CollectSettings, files: CollectionFiles) -> Path:
+    """The input file; without one, the environment's own tasks, written down for the resume."""
+    if settings.input_jsonl_fpath is not None:
+        return Path(settings.input_jsonl_fpath)
+    if settings.limit is None:
+        raise UsageError(
+            "input_jsonl_fpath is missing; add it, or limit=N for tasks of the environment's own"
+        )
+    has_results = _has_results(files) and files.tasks.exists()
+    if has_results and sum(1 for _ in read_lines(files.tasks)) >= settings.limit:
+        return files.tasks
+    rows = make_tasks(settings.agent.env, settings.limit, settings.seed)
+    data = b"".join(encode(row) + b"\n" for row in rows)
+    if has_results and not data.startswith(files.tasks.read_bytes()):
+        raise UsageError(
+            f"{files.tasks}: the environment now makes other tasks than those collected; restore its "
+            "settings and seed, or choose another output_jsonl_fpath"
+        )
+    write_atomic(files.tasks, data)
+    return files.tasks
+
+
+async def _collect(
+    settings: CollectSettings,
+    files: CollectionFiles,
+    prepared: Prepared,
+    show: Show,
+    say: Callable[[str], None],
+) -> Progress:
+    plan, done = prepared.plan, prepared.done
+    executor = await _executor(settings)
+    tally = Tally(files.output, plan.expected, done.count, settings.prices)
+    sink = ResultSink(
+        files,
+        prepared.output,
+        done.entries,
+        tally,
+        max_failure_rate=settings.max_failure_rate,
+        min_samples=settings.min_samples,
+        say=say,
+    )
+    concurrency = Concurrency(settings.num_samples_in_parallel, adaptive=settings.adaptive)
+    scheduler = Scheduler(plan.items(done.flags), executor, sink, concurrency, settings.retry)
+
+    def report(status: str) -> Progress:
+        progress = tally.snapshot(
+            status,
+            in_flight=scheduler.in_flight,
+            waiting=scheduler.waiting,
+            concurrency=concurrency.limit,
+            reason=sink.should_stop(),
+        )
+        write_progress(files.progress, progress)
+        show(progress)
+        return progress
+
+    background = [
+        asyncio.ensure_future(sink.commit_forever()),
+        asyncio.ensure_future(_report_forever(report)),
+    ]
+
+    async def wind_down() -> Progress:
+        await _cancel(background)
+        try:
+            await sink.commit()
+        finally:
+            await executor.close()
+            sink.close()
+        return report("complete" if tally.expected == tally.done_before + tally.finished else "incomplete")
+
+    try:
+        report("running")
+        with _drain_on_signals(scheduler, sink, say):
+            if settings.stop_after is not None:
+                timer = partial(_drain, scheduler, sink, f"stop_after={settings.stop_after} is over")
+                asyncio.get_running_loop().call_later(seconds(settings.stop_after), timer)
+            await _until_done(scheduler, background)
+    except BaseException:
+        with suppress(WriteError):  # the first error says more than those it brings about
+            await wind_down()
+        raise
+    return await wind_down()
+
+
+async def _until_done(scheduler: Scheduler, background: list[asyncio.Task[None]]) -> None:
+    """Run the scheduler; if committing fails (a full disk), stop with that error, not blindly on."""
+    running = asyncio.ensure_future(scheduler.run())
+    try:
+        await asyncio.wait([running, *background], return_when=asyncio.FIRST_COMPLETED)
+        for task in background:
+            if task.done():
+                task.result()
+        await running
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _report_forever(report: Callable[[str], Progress]) -> None:
+    while True:
+        await asyncio.sleep(_REPORT_EVERY_S)
+        report("running")
+
+
+def _drain(scheduler: Scheduler, sink: ResultSink, reason: str) -> None:
+    sink.stop(reason)
+    scheduler.drain()
+
+
+@contextmanager
+def _drain_on_signals(scheduler: Scheduler, sink: ResultSink, say: Callable[[str], None]) -> Any:
+    """The first INT or TERM lets what is in flight finish; the second ends everything at once."""
+    loop = asyncio.get_running_loop()
+    running = asyncio.current_task()
+    heard = 0
+
+    def hear(name: str) -> None:
+        nonlocal heard
+        heard += 1
+        if heard > 1 and running is not None:
+            running.cancel(f"{name} again")
+            return
+        say(f"{name}: nothing new is started, {scheduler.in_flight} in flight may finish; again to stop now")
+        _drain(scheduler, sink, f"{name} received")
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, hear, number.name)
+    try:
+        yield
+    except asyncio.CancelledError:
+        raise Interrupted from None
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+async def _executor(settings: CollectSettings) -> Executor:
+    if settings.engine == "ray":
+        from rollbook.collect.ray_engine import RayExecutor
+
+        return RayExecutor(settings)
+    if settings.workers > 1:
+        from rollbook.collect.worker_pool import WorkerPool
+
+        await local_executor(settings).close()  # settings that cannot work are refused here, once
+        return await WorkerPool.start(settings)
+    return local_executor(settings)
+
+
+def local_executor(settings: CollectSettings, share: int = 1) -> LocalExecutor:
+    """An executor of this process; `share` processes divide the limits a minute among them."""
+    requests, tokens = settings.requests_per_minute, settings.tokens_per_minute
+    agent = settings.agent
+    wrap = partial(
+        ThrottledPolicy,
+        requests_per_minute=requests / share if requests else None,
+        tokens_per_minute=tokens / share if tokens else None,
+    )
+    options: dict[str, Any] = {"wrap_policy": wrap} if requests or tokens else {}
+    built = build_agent(agent.env, agent.policy, max_turns=agent.max_turns, **options)
+    return LocalExecutor(built, settings.responses_create_params, add_seed=settings.num_repeats_add_seed)
+
+
+def verify(files: CollectionFiles, plan: Plan) -> None:
+    """The last word: read the keys of the finished file and compare them with the plan."""
+    done = find_done(files.output, files.journal.with_name(".none"), plan, same_input=False)
+    if not bool(np.all(done.flags)):
+        raise BadFileError(
+            files.output,
+            f"{plan.expected - done.count} of {plan.expected} rollouts are missing from the finished file; "
+            f"remove {files.journal.name} and type the same command to collect them",
+        )
+
+
+@contextmanager
+def _event_loop() -> Any:
+    """asyncio on uvloop, which is twice as fast here, where it is installed."""
+    factory = None
+    if sys.platform != "win32":
+        with suppress(ImportError):
+            import uvloop
+
+            factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        yield runner
+
+
+def encode_settings(settings: CollectSettings) -> bytes:
+    return orjson.dumps(msgspec.to_builtins(settings))
+
+
+def decode_settings(data: bytes) -> CollectSettings:
+    return msgspec.json.decode(data, type=CollectSettings)

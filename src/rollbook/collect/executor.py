@@ -1,0 +1,52 @@
+"""Where an item is done: in this process. Other executors do the same elsewhere.
+
+An executor takes an item and returns its outcome; whatever went wrong with a rollout, the death of the
+process that held it included, is an outcome too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from rollbook.collect.rows import Item, Outcome, make_task, output_line
+from rollbook.envs.agent import Agent
+from rollbook.policies.base import FailureKind, RolloutFailure
+
+
+class Executor(Protocol):
+    async def run(self, item: Item) -> Outcome: ...
+
+    async def close(self) -> None: ...
+
+
+class LocalExecutor:
+    def __init__(self, agent: Agent, overrides: Mapping[str, Any], *, add_seed: bool) -> None:
+        self._agent = agent
+        self._overrides = overrides
+        self._add_seed = add_seed
+
+    async def run(self, item: Item) -> Outcome:
+        started = time.monotonic()
+        outcome = Outcome(item.row, item.repeat)
+        try:
+            task = make_task(item, self._overrides, add_seed=self._add_seed)
+            episode = await self._agent.run(task)
+            outcome.line = output_line(item, task, episode)
+        except RolloutFailure as failure:
+            outcome.failure, outcome.message = failure.kind, str(failure)
+            outcome.status, outcome.retry_after = failure.status, failure.retry_after
+        except Exception as error:  # a bug in someone's environment is that row's failure, not the run's
+            outcome.failure = FailureKind.ENVIRONMENT
+            outcome.message = f"{type(error).__name__}: {error}"
+        else:
+            outcome.reward = float(episode.reward)
+            outcome.input_tokens = episode.usage.input_tokens
+            outcome.output_tokens = episode.usage.output_tokens
+            outcome.stop_reason = episode.stop_reason
+        outcome.seconds = time.monotonic() - started
+        return outcome
+
+    async def close(self) -> None:
+        await self._agent.close()

@@ -1,0 +1,73 @@
+"""What a collection is: the digests of its input and of everything that changes the meaning of a row.
+
+Resuming compares the manifest on disk with the present one and refuses, naming the keys, when they differ:
+rows of two different policies or graders must not end up in one file unnoticed. How fast to go, where the
+server is and how to log in may change freely.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+
+from rollbook.errors import BadFileError, UsageError
+from rollbook.records.atomic import write_atomic
+from rollbook.records.config import ConfigChange, diff_configs
+from rollbook.records.plain import utc_now
+from rollbook.records.redact import redact_tree
+from rollbook.records.run_info import versions
+
+SCHEMA_VERSION = 1
+
+
+class Manifest(msgspec.Struct, kw_only=True):
+    schema_version: int = SCHEMA_VERSION
+    created_at: str = msgspec.field(default_factory=utc_now)
+    updated_at: str = msgspec.field(default_factory=utc_now)
+    input: str
+    input_sha256: str
+    input_bytes: int
+    rows: int
+    repeats: int
+    meaning: dict[str, Any]  # agent, sampling parameters: what makes a row what it is
+    operation: dict[str, Any] = {}  # concurrency and the like, for the record
+    versions: dict[str, str] = msgspec.field(default_factory=versions)
+    sessions: int = 1
+    coverage: dict[str, int] = {}  # expected, ok, failed, missing, once a session has ended
+
+
+def read_manifest(path: Path) -> Manifest | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise BadFileError(path, f"not a manifest ({error}); restore it or choose another output") from error
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    manifest.updated_at = utc_now()
+    plain = redact_tree(msgspec.to_builtins(manifest))
+    write_atomic(path, orjson.dumps(plain, option=orjson.OPT_INDENT_2) + b"\n")
+
+
+def drift(old: Manifest, new: Manifest, *, same_input: bool) -> list[ConfigChange]:
+    """The keys in which two manifests mean different things; rows added to the input change none."""
+    sides = []
+    for manifest in (old, new):
+        content: dict[str, Any] = {"meaning": manifest.meaning}
+        if not same_input:
+            content["input_sha256"] = manifest.input_sha256
+        sides.append(redact_tree(content))
+    return diff_configs(*sides)
+
+
+def refuse_drift(output: Path, changes: list[ConfigChange]) -> None:
+    listed = "\n  ".join(f"{change.key}: was {change.old!r}, now {change.new!r}" for change in changes)
+    raise UsageError(
+        f"{output} was collected with other settings, so it is not resumed:\n  {listed}\n"
+        "Choose another output_jsonl_fpath, restore the settings, or mix them knowingly with --resume=always"
+    )

@@ -1,0 +1,166 @@
+"""How a collection stands: counted from what is on the disk, right also after a resume.
+
+`<stem>_progress.json` is replaced whole about once a second, so that any program, `rollbook status` among
+them, can read it while the collection runs or after it was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+from collections import Counter, deque
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+
+from rollbook.collect.rows import Outcome
+from rollbook.errors import BadFileError
+from rollbook.records.atomic import write_atomic
+from rollbook.records.plain import utc_now
+from rollbook.records.rollout_stats import RunningMean
+
+_RATE_WINDOW_S = 60.0
+_LATENCIES_KEPT = 2000
+
+
+class Prices(msgspec.Struct, kw_only=True, frozen=True):
+    """In whatever currency, for a million tokens."""
+
+    input: float
+    output: float
+
+
+class Progress(msgspec.Struct, kw_only=True):
+    """The content of the progress file."""
+
+    status: str  # running, complete, incomplete, stopped
+    expected: int
+    done: int  # lines on the disk, of this and earlier sessions
+    failed: int  # given up in this session
+    missing: int
+    in_flight: int
+    waiting: int  # for a retry
+    concurrency: int
+    done_before: int  # by earlier sessions
+    rate_per_s: float  # over the last minute
+    eta_s: float | None
+    elapsed_s: float
+    input_tokens: int  # of this session
+    output_tokens: int
+    cost: float | None
+    reward_mean: float | None
+    reward_std: float | None
+    reward_count: int
+    failures: dict[str, int]  # by kind, this session, retried ones included
+    latency_p50_s: float | None
+    latency_p90_s: float | None
+    started_at: str
+    updated_at: str
+    host: str
+    pid: int
+    output: str
+    reason: str | None = None  # why it stopped
+
+
+class Tally:
+    """Counts outcomes; makes a Progress of them."""
+
+    def __init__(self, output: Path, expected: int, done_before: int, prices: Prices | None) -> None:
+        self.expected, self.done_before = expected, done_before
+        self.finished = self.given_up = 0
+        self.reward = RunningMean()
+        self.failures: Counter[str] = Counter()
+        self.input_tokens = self.output_tokens = 0
+        self._output = output
+        self._prices = prices
+        self._started = time.monotonic()
+        self._started_at = utc_now()
+        self._marks: deque[tuple[float, int]] = deque([(self._started, 0)])
+        self._latencies: list[float] = []
+        self._chance = random.Random(0)
+
+    def add(self, outcome: Outcome) -> None:
+        """A line that is on the disk."""
+        self.finished += 1
+        self.input_tokens += outcome.input_tokens
+        self.output_tokens += outcome.output_tokens
+        if outcome.reward is not None and outcome.reward - outcome.reward == 0.0:
+            self.reward.add(outcome.reward)
+        if len(self._latencies) < _LATENCIES_KEPT:
+            self._latencies.append(outcome.seconds)
+        elif (place := self._chance.randrange(self.finished)) < _LATENCIES_KEPT:
+            self._latencies[place] = outcome.seconds  # a uniform sample of all so far
+
+    def snapshot(
+        self, status: str, *, in_flight: int, waiting: int, concurrency: int, reason: str | None
+    ) -> Progress:
+        done = self.done_before + self.finished
+        rate = self._rate()
+        left = self.expected - done - self.given_up
+        p50, p90 = self._percentiles()
+        return Progress(
+            status=status,
+            expected=self.expected,
+            done=done,
+            failed=self.given_up,
+            missing=self.expected - done,
+            in_flight=in_flight,
+            waiting=waiting,
+            concurrency=concurrency,
+            done_before=self.done_before,
+            rate_per_s=round(rate, 3),
+            eta_s=round(left / rate, 1) if rate > 0 and status == "running" else None,
+            elapsed_s=round(time.monotonic() - self._started, 3),
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            cost=self._cost(),
+            reward_mean=self.reward.mean if self.reward.count else None,
+            reward_std=self.reward.std if self.reward.count else None,
+            reward_count=self.reward.count,
+            failures=dict(self.failures),
+            latency_p50_s=p50,
+            latency_p90_s=p90,
+            started_at=self._started_at,
+            updated_at=utc_now(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            output=self._output.name,
+            reason=reason,
+        )
+
+    def _rate(self) -> float:
+        now = time.monotonic()
+        self._marks.append((now, self.finished))
+        while len(self._marks) > 2 and self._marks[1][0] < now - _RATE_WINDOW_S:
+            self._marks.popleft()
+        since, count = self._marks[0]
+        return (self.finished - count) / (now - since) if now > since else 0.0
+
+    def _cost(self) -> float | None:
+        if self._prices is None:
+            return None
+        cost = self.input_tokens * self._prices.input + self.output_tokens * self._prices.output
+        return round(cost / 1e6, 6)
+
+    def _percentiles(self) -> tuple[float | None, float | None]:
+        if not self._latencies:
+            return None, None
+        ordered = sorted(self._latencies)
+        p50, p90 = (ordered[int(len(ordered) * share)] for share in (0.5, 0.9))
+        return round(p50, 4), round(p90, 4)
+
+
+def write_progress(path: Path, progress: Progress) -> None:
+    plain: dict[str, Any] = msgspec.to_builtins(progress)
+    write_atomic(path, orjson.dumps(plain, option=orjson.OPT_INDENT_2) + b"\n", durable=False)
+
+
+def read_progress(path: Path) -> Progress:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Progress)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise BadFileError(path, f"not a progress file ({error})") from error

@@ -1,0 +1,52 @@
+"""When a failed rollout is tried again, and when it is given up.
+
+Exponential back-off with full jitter, so that a thousand requests refused together do not come back
+together; a server's Retry-After is the least that is waited. Each kind of failure has a budget of attempts
+of its own: a rate limit is patience, an invalid request will not get better.
+"""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+from rollbook.policies.base import FailureKind
+
+
+class RetrySettings(msgspec.Struct, kw_only=True):
+    """Attempts a rollout gets for each kind of failure, the first one included."""
+
+    connect: int = 12
+    transport: int = 6
+    timeout: int = 3
+    rate_limit: int = 30
+    server_error: int = 8
+    invalid_request: int = 1
+    bad_answer: int = 3
+    environment: int = 1
+    judge: int = 6
+    worker_lost: int = 3  # a rollout that takes this many processes down with it is given up
+    first_wait_s: float = 0.5
+    longest_wait_s: float = 60.0
+
+
+class Attempts:
+    """The failures of one rollout so far."""
+
+    __slots__ = ("failures",)
+
+    def __init__(self) -> None:
+        self.failures: list[dict[str, object]] = []
+
+    def may_retry(self, kind: FailureKind, settings: RetrySettings) -> bool:
+        same = sum(failure["kind"] == kind for failure in self.failures)
+        budget: int = getattr(settings, kind)
+        return same < budget
+
+    def wait(self, retry_after: float | None, settings: RetrySettings, chance: random.Random) -> float:
+        """Seconds until the next attempt."""
+        ceiling = min(settings.longest_wait_s, settings.first_wait_s * 2 ** (len(self.failures) - 1))
+        if retry_after is None:
+            return chance.uniform(0, ceiling)
+        return retry_after + chance.uniform(0, min(ceiling, 0.1 * retry_after + 0.05))

@@ -1,0 +1,172 @@
+"""One line of input becomes a task, one episode becomes a line of output.
+
+Both keep the ecosystem's shape: `responses_create_params` in, `response` and `reward` out, the row's other
+fields passed through. Each output line begins with our key, `{"_rb_key":"<task id>#<repeat>"`, so that a
+scan of prefixes can tell what is done without parsing a row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import orjson
+
+from rollbook.envs.agent import Episode
+from rollbook.envs.base import Task
+from rollbook.policies.base import Completion, FailureKind
+from rollbook.policies.conversion import from_chat, to_chat
+from rollbook.records.plain import encode, to_plain
+
+KEY = "_rb_key"
+TASK_INDEX = "_ng_task_index"
+ROLLOUT_INDEX = "_ng_rollout_index"
+_OWN_FIELDS = frozenset({KEY, TASK_INDEX, ROLLOUT_INDEX, "responses_create_params", "response", "reward"})
+
+
+class Item(msgspec.Struct, frozen=True):
+    """One (task, repeat) to be done: its row number, the repeat, and the raw line."""
+
+    row: int
+    repeat: int
+    task_id: str
+    line: bytes
+
+
+class Outcome(msgspec.Struct):
+    """What became of an item: a finished line, or a failure. Crosses process boundaries."""
+
+    row: int
+    repeat: int
+    line: bytes = b""
+    reward: float | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    seconds: float = 0.0
+    stop_reason: str = ""
+    failure: FailureKind | None = None
+    message: str = ""
+    status: int | None = None
+    retry_after: float | None = None
+
+
+def key_of(task_id: str, repeat: int) -> str:
+    return f"{task_id}#{repeat}"
+
+
+def content_id(line: bytes) -> str:
+    """The name of a row that has none: a hash of its content, whatever the order of its keys."""
+    row = orjson.loads(line)
+    named = {key: value for key, value in row.items() if not key.startswith("_ng_")}
+    canonical = orjson.dumps(named, option=orjson.OPT_SORT_KEYS)
+    return "row-" + hashlib.blake2b(canonical, digest_size=10).hexdigest()
+
+
+def make_task(item: Item, overrides: Mapping[str, Any], *, add_seed: bool) -> Task:
+    row = orjson.loads(item.line)
+    params = row["responses_create_params"]
+    if overrides:
+        params = row["responses_create_params"] = {**params, **overrides}
+    if add_seed:
+        params = row["responses_create_params"] = _with_seed(params, item.repeat)
+    return Task(
+        id=item.task_id,
+        row=row,
+        messages=to_chat(params["input"], params.get("instructions")),
+        tools=params.get("tools") or [],
+        params={key: value for key, value in params.items() if key not in ("input", "tools", "instructions")},
+        repeat=item.repeat,
+    )
+
+
+def output_line(item: Item, task: Task, episode: Episode) -> bytes:
+    row = task.row
+    own = {
+        KEY: key_of(item.task_id, item.repeat),
+        TASK_INDEX: row.get(TASK_INDEX, item.row),
+        ROLLOUT_INDEX: item.repeat,
+        "reward": episode.reward,
+        "responses_create_params": row["responses_create_params"],
+        "response": episode.response or _response(task, episode),
+        "stop_reason": episode.stop_reason,
+        "num_turns": len(episode.steps) or 1,
+        **_metrics(episode),
+        **episode.fields,
+    }
+    line: dict[str, Any] = {**own, **{key: value for key, value in row.items() if key not in own}}
+    if logs := {str(step.step_idx): step.logs for step in episode.steps if step.logs}:
+        line.setdefault("logs", logs)
+    try:
+        return orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError:  # a torch scalar in a metric, a lone surrogate in an answer
+        return encode(to_plain(line))
+
+
+def _metrics(episode: Episode) -> dict[str, Any]:
+    """The episode's numbers as fields of the row; a metric of several turns is their last value."""
+    merged: dict[str, Any] = {}
+    for step in episode.steps:
+        merged.update(step.metrics)
+    merged.update(episode.metrics)
+    return {key: value for key, value in merged.items() if key not in _OWN_FIELDS}
+
+
+def _response(task: Task, episode: Episode) -> dict[str, Any]:
+    usage = episode.usage
+    truncated = episode.stop_reason in ("length", "max_turns")
+    last = episode.completions[-1] if episode.completions else None
+    return {
+        "id": (last.id if last else None) or f"resp_{task.id}_{task.repeat}",
+        "object": "response",
+        "created_at": time.time(),
+        "model": episode.model,
+        "status": "incomplete" if truncated else "completed",
+        "incomplete_details": {"reason": _incomplete(episode.stop_reason)} if truncated else None,
+        "error": None,
+        "output": _output_items(episode),
+        "tools": episode.tools,
+        "tool_choice": task.params.get("tool_choice") or "auto",
+        "parallel_tool_calls": task.params.get("parallel_tool_calls", True),
+        "usage": {
+            "input_tokens": usage.input_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "output_tokens": usage.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+            "total_tokens": usage.input_tokens + usage.output_tokens,
+        },
+    }
+
+
+def _output_items(episode: Episode) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    completions = iter(episode.completions)
+    for message in episode.messages:
+        items += from_chat((message,))
+        if message.get("role") == "assistant" and (completion := next(completions, None)) is not None:
+            items[-1] |= _token_fields(completion)
+    return items
+
+
+def _token_fields(completion: Completion) -> dict[str, Any]:
+    """Where trainers of this ecosystem look for what was sampled: on the last item of a reply."""
+    fields = {
+        "prompt_token_ids": completion.prompt_token_ids,
+        "generation_token_ids": completion.token_ids,
+        "generation_log_probs": completion.logprobs,
+    }
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _incomplete(stop_reason: str) -> str:
+    return "max_output_tokens" if stop_reason == "length" else stop_reason
+
+
+def _with_seed(params: dict[str, Any], repeat: int) -> dict[str, Any]:
+    """Each repeat its own seed, in the place engines of this ecosystem look for it."""
+    metadata = params.get("metadata") or {}
+    extra = orjson.loads(metadata.get("extra_body") or b"{}")
+    extra_body = orjson.dumps({**extra, "seed": repeat}).decode()
+    return {**params, "metadata": {**metadata, "extra_body": extra_body}}

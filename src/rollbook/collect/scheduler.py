@@ -1,0 +1,165 @@
+"""The loop: keep the allowed number of rollouts in flight, each (task, repeat) until it is done or given up.
+
+Items are drawn from the plan one by one, so memory does not grow with the input. A failed item waits out
+its back-off without holding a slot. Results are handed on the moment they are in; they count when the sink
+says that they are on the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+from rollbook.collect.executor import Executor
+from rollbook.collect.limits import Concurrency
+from rollbook.collect.retry import Attempts, RetrySettings
+from rollbook.collect.rows import Item, Outcome
+from rollbook.policies.base import FailureKind
+from rollbook.records.plain import utc_now
+
+
+class Sink(Protocol):
+    """Where outcomes go."""
+
+    def done(self, item: Item, outcome: Outcome) -> None: ...
+
+    def failed(self, item: Item, outcome: Outcome, attempts: Attempts) -> None: ...
+
+    def retrying(self, item: Item, outcome: Outcome, wait: float) -> None: ...
+
+    def should_stop(self) -> str | None:
+        """Why no new work may be started, if so."""
+
+
+class Scheduler:
+    def __init__(
+        self,
+        items: Iterator[Item],
+        executor: Executor,
+        sink: Sink,
+        concurrency: Concurrency,
+        retry: RetrySettings,
+    ) -> None:
+        self._items = items
+        self._executor = executor
+        self._sink = sink
+        self.concurrency = concurrency
+        self._retry = retry
+        self._chance = random.Random()
+        self._waiting: list[tuple[float, int, Item]] = []  # until when, tie-breaker, what
+        self._attempts: dict[tuple[int, int], Attempts] = {}
+        self._flying: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._error: BaseException | None = None
+        self._exhausted = False
+        self._draining = False
+        self._order = 0
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flying)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def drain(self) -> None:
+        """Start nothing new; what is in flight may finish. Items waiting for a retry are left undone."""
+        self._draining = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        try:
+            while self._error is None:
+                self._wake.clear()
+                self._fill()
+                if not self._flying and (self._draining or self._is_finished()):
+                    return
+                await self._sleep()
+            raise self._error
+        finally:
+            for task in list(self._flying):
+                task.cancel()
+            await asyncio.gather(*self._flying, return_exceptions=True)
+
+    def _is_finished(self) -> bool:
+        return self._exhausted and not self._waiting
+
+    def _fill(self) -> None:
+        while len(self._flying) < self.concurrency.limit and not self._draining:
+            if self._sink.should_stop() is not None:
+                self._draining = True
+                return
+            item = self._next()
+            if item is None:
+                return
+            task = asyncio.ensure_future(self._attempt(item))
+            self._flying.add(task)
+            task.add_done_callback(self._landed)
+
+    def _next(self) -> Item | None:
+        if self._waiting and self._waiting[0][0] <= time.monotonic():
+            return heapq.heappop(self._waiting)[2]
+        # While many wait, the server is in trouble: new items would only join the queue, and fill memory.
+        if self._exhausted or len(self._waiting) >= 2 * self.concurrency.most:
+            return None
+        item = next(self._items, None)
+        self._exhausted = item is None
+        return item
+
+    def _landed(self, task: asyncio.Task[None]) -> None:
+        self._flying.discard(task)
+        self._wake.set()
+        if not task.cancelled() and task.exception() is not None:
+            self._error = self._error or task.exception()
+
+    async def _sleep(self) -> None:
+        """Until something lands, or the next retry is due."""
+        timer = None
+        if self._waiting and len(self._flying) < self.concurrency.limit:
+            due = self._waiting[0][0] - time.monotonic()
+            timer = asyncio.get_running_loop().call_later(max(0.0, due), self._wake.set)
+        try:
+            await self._wake.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    async def _attempt(self, item: Item) -> None:
+        started = time.monotonic()
+        outcome = await self._executor.run(item)
+        kind = outcome.failure
+        if kind is None:
+            self.concurrency.succeeded()
+            self._attempts.pop((item.row, item.repeat), None)
+            self._sink.done(item, outcome)
+            return
+        self.concurrency.failed(kind, started)
+        attempts = self._note(item, kind, outcome)
+        if not attempts.may_retry(kind, self._retry):
+            del self._attempts[item.row, item.repeat]
+            self._sink.failed(item, outcome, attempts)
+        elif not self._draining:
+            wait = 0.0
+            if kind is not FailureKind.WORKER_LOST:
+                wait = attempts.wait(outcome.retry_after, self._retry, self._chance)
+            self._sink.retrying(item, outcome, wait)
+            self._order += 1
+            heapq.heappush(self._waiting, (time.monotonic() + wait, self._order, item))
+
+    def _note(self, item: Item, kind: str, outcome: Outcome) -> Attempts:
+        attempts = self._attempts.setdefault((item.row, item.repeat), Attempts())
+        attempts.failures.append(
+            {
+                "kind": str(kind),
+                "message": outcome.message,
+                "status": outcome.status,
+                "seconds": round(outcome.seconds, 3),
+                "at": utc_now(),
+            }
+        )
+        return attempts

@@ -1,0 +1,108 @@
+"""The settings of a collection, under the names this ecosystem uses.
+
+They come from three places, later ones winning: `rollbook.yaml` in the working directory (or `--config`), a
+YAML file given as the argument, and `key=value` words. Agents are named in `agents:`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from rollbook.collect.progress import Prices
+from rollbook.collect.retry import RetrySettings
+from rollbook.errors import UsageError
+from rollbook.runs.settings import merge, parse_words, read_yaml, refuse_unknown, typed
+
+DEFAULT_FILE = Path("rollbook.yaml")
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([dhms])")
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+Resume = Literal["never", "if-possible", "always"]
+
+
+class AgentSettings(msgspec.Struct, kw_only=True):
+    env: dict[str, Any]
+    policy: dict[str, Any] | None = None
+    max_turns: int = 64
+
+
+class CollectSettings(msgspec.Struct, kw_only=True):
+    agent_name: str
+    output_jsonl_fpath: str
+    input_jsonl_fpath: str | None = None  # without it, the environment makes `limit` tasks of its own
+    limit: int | None = None
+    num_repeats: int = 1
+    num_repeats_add_seed: bool = False
+    num_samples_in_parallel: int = 128
+    responses_create_params: dict[str, Any] = {}
+    agents: dict[str, AgentSettings] = {}
+    seed: int = 0  # for tasks that the environment makes
+    workers: int = 1
+    engine: Literal["local", "ray"] = "local"
+    ray_address: str | None = None
+    resume: Resume = "if-possible"
+    ordered: bool = False
+    adaptive: bool = True
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    retry: RetrySettings = msgspec.field(default_factory=RetrySettings)
+    max_failure_rate: float = 0.5
+    min_samples: int = 100
+    stop_after: str | None = None  # 3h50m
+    prices: Prices | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "num_repeats", "num_samples_in_parallel", "workers"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        for name in ("requests_per_minute", "tokens_per_minute"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be more than 0, not {value}; leave it out for no limit")
+        if self.stop_after is not None:
+            seconds(self.stop_after)
+
+    @property
+    def agent(self) -> AgentSettings:
+        try:
+            return self.agents[self.agent_name]
+        except KeyError:
+            near = difflib.get_close_matches(self.agent_name, self.agents, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.agents) or 'none'}"
+            raise UsageError(
+                f"agent_name {self.agent_name!r} is not among the agents of {DEFAULT_FILE}; {hint}"
+            ) from None
+
+
+def load_settings(words: Sequence[str], *, config: Path | None = None) -> CollectSettings:
+    """`words` are `key=value`; the first may be the path of a YAML file."""
+    values: dict[str, Any] = {}
+    if config is not None:
+        values = read_yaml(config)
+    elif DEFAULT_FILE.exists():
+        values = read_yaml(DEFAULT_FILE)
+    if words and "=" not in words[0]:
+        values = merge(values, read_yaml(Path(words[0])))
+        words = words[1:]
+    values = merge(values, parse_words(words))
+    for name in ("agent_name", "output_jsonl_fpath"):
+        if values.get(name) is None:
+            raise UsageError(f"{name} is missing; add {name}=...")
+    for name, agent in (values.get("agents") or {}).items():
+        if isinstance(agent, Mapping):
+            refuse_unknown(agent, AgentSettings, f"agents.{name}")
+    return typed(values, CollectSettings)
+
+
+def seconds(duration: str) -> float:
+    """`3h50m`, `90s`, `1d` in seconds."""
+    text = duration.strip().lower()
+    if not re.fullmatch(rf"({_PART.pattern})+", text):
+        raise UsageError(f"{duration!r} is not a duration; write it like 3h50m or 90s")
+    return sum(float(part[1]) * _UNITS[part[2]] for part in _PART.finditer(text))

@@ -1,0 +1,112 @@
+"""Where outcomes come to rest: results, failures, journal, counts.
+
+A result's line is appended at once and counts once it is on the disk: a background commit every 50 ms makes
+all lines since the last one durable together, then the journal and the counters learn of them. The slot a
+rollout held is free long before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from rollbook.collect.journal import Entries, Journal
+from rollbook.collect.paths import CollectionFiles
+from rollbook.collect.progress import Tally
+from rollbook.collect.retry import Attempts
+from rollbook.collect.rows import KEY, ROLLOUT_INDEX, TASK_INDEX, Item, Outcome, key_of
+from rollbook.records.jsonl import EVERY_LINE, JsonlWriter
+from rollbook.records.plain import encode, utc_now
+
+_COMMIT_EVERY_S = 0.05
+
+
+class ResultSink:
+    def __init__(
+        self,
+        files: CollectionFiles,
+        output: JsonlWriter,
+        known: Entries,
+        tally: Tally,
+        *,
+        max_failure_rate: float,
+        min_samples: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self.tally = tally
+        self._output = output
+        self._failures = JsonlWriter(files.failures, sync=EVERY_LINE)
+        self._journal = Journal(files.journal, known)
+        self._max_failure_rate, self._min_samples = max_failure_rate, min_samples
+        self._say = say
+        self._uncommitted: list[tuple[Outcome, int]] = []
+        self._said: set[str] = set()
+        self._stop: str | None = None
+
+    def done(self, item: Item, outcome: Outcome) -> None:
+        end = self._output.append(outcome.line)
+        outcome.line = b""
+        self._uncommitted.append((outcome, end))
+
+    def failed(self, item: Item, outcome: Outcome, attempts: Attempts) -> None:
+        self._count_failure(outcome)
+        self.tally.given_up += 1
+        record = {
+            KEY: key_of(item.task_id, item.repeat),
+            TASK_INDEX: item.row,
+            ROLLOUT_INDEX: item.repeat,
+            "kind": outcome.failure,
+            "message": outcome.message,
+            "status": outcome.status,
+            "attempts": attempts.failures,
+            "failed_at": utc_now(),
+        }
+        self._failures.append(encode(record))
+        self._judge()
+
+    def retrying(self, item: Item, outcome: Outcome, wait: float) -> None:
+        self._count_failure(outcome)
+
+    def should_stop(self) -> str | None:
+        return self._stop
+
+    def stop(self, reason: str) -> None:
+        self._stop = self._stop or reason
+
+    async def commit_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_COMMIT_EVERY_S)
+            await self.commit()
+
+    async def commit(self) -> None:
+        """Make what is appended durable, then count it."""
+        if not self._uncommitted:
+            return
+        count = len(self._uncommitted)
+        # fsync waits for the disk, not for the interpreter: in a thread, requests go on meanwhile.
+        await asyncio.to_thread(self._output.wait, self._uncommitted[-1][1])
+        # Taken out only now: whoever cancels the wait leaves them to the next commit.
+        batch, self._uncommitted = self._uncommitted[:count], self._uncommitted[count:]
+        self._journal.append([(outcome.row, outcome.repeat, end) for outcome, end in batch])
+        for outcome, _ in batch:
+            self.tally.add(outcome)
+
+    def close(self) -> None:
+        self._journal.close()
+        self._failures.close()
+
+    def _count_failure(self, outcome: Outcome) -> None:
+        kind = str(outcome.failure)
+        self.tally.failures[kind] += 1
+        if kind not in self._said:
+            self._said.add(kind)
+            self._say(f"first {kind} failure: {outcome.message}")
+
+    def _judge(self) -> None:
+        tried = self.tally.finished + len(self._uncommitted) + self.tally.given_up
+        rate = self.tally.given_up / tried
+        if tried >= self._min_samples and rate > self._max_failure_rate:
+            self.stop(
+                f"{self.tally.given_up} of {tried} rollouts failed, more than max_failure_rate="
+                f"{self._max_failure_rate}; the first reasons stand above and in the failures file"
+            )

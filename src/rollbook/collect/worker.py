@@ -1,0 +1,87 @@
+"""A worker process: reads items from stdin, does them, writes outcomes to stdout. It ends with its input.
+
+What an environment prints must not end up between the frames, so stdout becomes stderr for everybody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+from rollbook.collect.collector import decode_settings, local_executor
+from rollbook.collect.executor import LocalExecutor
+from rollbook.collect.rows import Item, Outcome
+from rollbook.collect.wire import outcomes_frame, read_frame, read_items
+from rollbook.errors import RollbookError
+
+
+class _Outbox:
+    """Outcomes on their way out, as many to a frame as are there."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._waiting: list[Outcome] = []
+
+    def put(self, outcome: Outcome) -> None:
+        self._waiting.append(outcome)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        outcomes, self._waiting = self._waiting, []
+        data = memoryview(outcomes_frame(outcomes))
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except BrokenPipeError:
+            return  # the collector is gone; our input ends too, and we with it
+
+
+async def _do(item: Item, executor: LocalExecutor, outbox: _Outbox) -> None:
+    outbox.put(await executor.run(item))
+
+
+async def _work(output: int) -> None:
+    reader = asyncio.StreamReader(limit=1 << 24)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    data = await read_frame(reader)
+    if data is None:
+        return
+    settings = decode_settings(data)
+    executor = local_executor(settings, share=settings.workers)
+    outbox = _Outbox(output)
+    running: set[asyncio.Task[None]] = set()
+    while (items := await read_items(reader)) is not None:
+        for item in items:
+            task = asyncio.ensure_future(_do(item, executor, outbox))
+            running.add(task)
+            task.add_done_callback(running.discard)
+    for task in running:  # the collector closed our input: nobody waits for these any more
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    await executor.close()
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the collector decides when to stop, and says so by closing
+    output = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    except ImportError:
+        factory = None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        try:
+            runner.run(_work(output))
+        except RollbookError as error:  # settings that cannot work, said once by each of us
+            sys.exit(f"rollbook: {error}")
+
+
+if __name__ == "__main__":
+    main()

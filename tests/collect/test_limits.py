@@ -1,0 +1,282 @@
+"""How much may be under way, when to try again, and when to give up."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from rollbook.collect import limits
+from rollbook.collect.limits import Bucket, Concurrency, ThrottledPolicy
+from rollbook.collect.retry import Attempts, RetrySettings
+from rollbook.collect.rows import Item, Outcome
+from rollbook.collect.scheduler import Scheduler
+from rollbook.policies.base import Completion, FailureKind, Request, Usage
+
+
+class Clock:
+    """Time that passes when told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(limits, "time", made)
+    return made
+
+
+def failed(kind: FailureKind, times: int) -> Attempts:
+    attempts = Attempts()
+    attempts.failures += [{"kind": str(kind)}] * times
+    return attempts
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_every_kind_has_a_budget_of_its_own(kind: FailureKind) -> None:
+    settings = RetrySettings(**{str(kind): 4})
+    attempts = failed(kind, 3)
+    attempts.failures += [{"kind": "other"}] * 100
+    assert attempts.may_retry(kind, settings)
+    attempts.failures.append({"kind": str(kind)})
+    assert not attempts.may_retry(kind, settings)
+
+
+def test_an_invalid_request_is_not_repeated() -> None:
+    assert not failed(FailureKind.INVALID_REQUEST, 1).may_retry(FailureKind.INVALID_REQUEST, RetrySettings())
+
+
+def test_waits_double_up_to_the_longest_and_are_jittered() -> None:
+    settings = RetrySettings(first_wait_s=1.0, longest_wait_s=8.0)
+    chance = random.Random(1)
+    for times, ceiling in [(1, 1), (2, 2), (3, 4), (4, 8), (5, 8), (200, 8)]:
+        waits = [failed(FailureKind.TIMEOUT, times).wait(None, settings, chance) for _ in range(300)]
+        assert 0 <= min(waits) < ceiling * 0.1
+        assert ceiling * 0.9 < max(waits) <= ceiling
+
+
+def test_retry_after_is_the_least_that_is_waited() -> None:
+    settings = RetrySettings(first_wait_s=0.5, longest_wait_s=60)
+    attempts = failed(FailureKind.RATE_LIMIT, 10)
+    waits = [attempts.wait(20.0, settings, random.Random(seed)) for seed in range(100)]
+    assert min(waits) >= 20 and max(waits) <= 22.1
+    assert len(set(waits)) > 50
+
+
+def test_concurrency_halves_once_for_what_was_already_under_way(clock: Clock) -> None:
+    concurrency = Concurrency(64, adaptive=True)
+    for _ in range(10):  # ten that began before anybody knew
+        concurrency.failed(FailureKind.RATE_LIMIT, started=clock.now - 1)
+    assert concurrency.limit == 32
+    clock.now += 1
+    concurrency.failed(FailureKind.SERVER_ERROR, started=clock.now - 0.5)
+    assert concurrency.limit == 16
+    for _ in range(20):
+        clock.now += 1
+        concurrency.failed(FailureKind.TIMEOUT, started=clock.now - 0.5)
+    assert concurrency.limit == 1
+
+
+def test_concurrency_grows_by_one_a_round_and_not_past_its_most(clock: Clock) -> None:
+    concurrency = Concurrency(8, adaptive=True)
+    concurrency.failed(FailureKind.RATE_LIMIT, started=clock.now)
+    assert concurrency.limit == 4
+    for _ in range(5):
+        concurrency.succeeded()
+    assert concurrency.limit == 5
+    for _ in range(100):
+        concurrency.succeeded()
+    assert concurrency.limit == 8
+
+
+@pytest.mark.parametrize(
+    "kind", [FailureKind.ENVIRONMENT, FailureKind.INVALID_REQUEST, FailureKind.BAD_ANSWER]
+)
+def test_failures_that_are_no_push_back_slow_nothing_down(kind: FailureKind, clock: Clock) -> None:
+    concurrency = Concurrency(8, adaptive=True)
+    concurrency.failed(kind, started=clock.now)
+    assert concurrency.limit == 8
+
+
+def test_concurrency_that_is_not_adaptive_stays(clock: Clock) -> None:
+    concurrency = Concurrency(8, adaptive=False)
+    concurrency.failed(FailureKind.RATE_LIMIT, started=clock.now)
+    assert concurrency.limit == 8
+
+
+def test_a_bucket_gives_so_many_a_minute(clock: Clock) -> None:
+    bucket = Bucket(600)  # ten a second
+    assert [bucket.take(1) for _ in range(10)] == [0.0] * 10
+    assert bucket.take(1) == pytest.approx(0.1)
+    assert bucket.take(1) == pytest.approx(0.2)
+    clock.now += 60
+    assert [bucket.take(1) for _ in range(10)] == [0.0] * 10  # a minute's rest is no minute's burst
+    assert bucket.take(1) == pytest.approx(0.1)
+
+
+def test_a_bucket_of_less_than_one_a_second_still_gives_one_at_once(clock: Clock) -> None:
+    bucket = Bucket(6)
+    assert bucket.take(1) == 0.0
+    assert bucket.take(1) == pytest.approx(10.0)
+
+
+class Model:
+    async def act(self, request: Request) -> Completion:
+        return Completion(message={}, usage=Usage(input_tokens=60, output_tokens=40))
+
+    async def close(self) -> None:
+        return None
+
+
+def test_a_policy_keeps_to_requests_and_tokens_a_minute(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    monkeypatch.setattr(limits.asyncio, "sleep", sleep)
+
+    async def ask(policy: ThrottledPolicy, times: int) -> float:
+        before = clock.now
+        for _ in range(times):
+            await policy.act(Request([]))
+        return clock.now - before
+
+    by_requests = ThrottledPolicy(Model(), requests_per_minute=60, tokens_per_minute=None)
+    assert asyncio.run(ask(by_requests, 31)) == pytest.approx(30, abs=1.1)
+    by_tokens = ThrottledPolicy(Model(), requests_per_minute=6_000, tokens_per_minute=6_000)  # one a second
+    assert asyncio.run(ask(by_tokens, 31)) == pytest.approx(30, abs=2.1)
+
+
+class Server:
+    """An executor that fails each item so many times, and knows how many were there at once."""
+
+    def __init__(self, failures: int, kind: FailureKind = FailureKind.SERVER_ERROR) -> None:
+        self._failures, self._kind = failures, kind
+        self.asked: dict[int, int] = {}
+        self.now = self.most = 0
+
+    async def run(self, item: Item) -> Outcome:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0.001)
+        self.now -= 1
+        self.asked[item.row] = self.asked.get(item.row, 0) + 1
+        outcome = Outcome(item.row, item.repeat, line=b"{}")
+        if self.asked[item.row] <= self._failures:
+            outcome.failure = self._kind
+        return outcome
+
+    async def close(self) -> None:
+        return None
+
+
+class Seen:
+    """A sink that remembers."""
+
+    def __init__(self) -> None:
+        self.finished: list[int] = []
+        self.given_up: list[tuple[int, int]] = []
+        self.waits: list[float] = []
+        self.stop: str | None = None
+
+    def done(self, item: Item, outcome: Outcome) -> None:
+        self.finished.append(item.row)
+
+    def failed(self, item: Item, outcome: Outcome, attempts: Attempts) -> None:
+        self.given_up.append((item.row, len(attempts.failures)))
+
+    def retrying(self, item: Item, outcome: Outcome, wait: float) -> None:
+        self.waits.append(wait)
+
+    def should_stop(self) -> str | None:
+        return self.stop
+
+
+def endless() -> Iterator[Item]:
+    number = 0
+    while True:
+        yield Item(number, 0, str(number), b"")
+        number += 1
+
+
+def some(count: int) -> Iterator[Item]:
+    return (item for item, _ in zip(endless(), range(count), strict=False))
+
+
+def schedule(server: Server, sink: Seen, items: Iterator[Item], most: int = 4, **retry: float) -> Scheduler:
+    settings = RetrySettings(first_wait_s=0.001, **retry)  # type: ignore[arg-type]
+    return Scheduler(items, server, sink, Concurrency(most, adaptive=False), settings)
+
+
+def test_the_scheduler_does_each_item_until_it_is_done() -> None:
+    async def play() -> None:
+        server, sink = Server(failures=2), Seen()
+        await schedule(server, sink, some(20)).run()
+        assert sorted(sink.finished) == list(range(20))
+        assert set(server.asked.values()) == {3}
+        assert server.most == 4
+        assert len(sink.waits) == 40
+
+    asyncio.run(play())
+
+
+def test_the_scheduler_gives_up_when_the_budget_is_spent() -> None:
+    async def play() -> None:
+        server, sink = Server(failures=99), Seen()
+        await schedule(server, sink, some(5), server_error=3).run()
+        assert (sink.finished, sorted(sink.given_up)) == ([], [(number, 3) for number in range(5)])
+
+    asyncio.run(play())
+
+
+def test_items_that_wait_hold_no_slot_and_do_not_pile_up() -> None:
+    async def play() -> None:
+        server, sink = Server(failures=1), Seen()
+        scheduler = schedule(server, sink, endless(), most=4)
+        scheduler._retry = RetrySettings(first_wait_s=3600, longest_wait_s=3600)
+        running = asyncio.ensure_future(scheduler.run())
+        await asyncio.sleep(0.1)
+        assert scheduler.in_flight == 0
+        assert 8 <= scheduler.waiting <= 12  # twice the concurrency, and what was under way then
+        scheduler.drain()
+        await running
+        assert sink.finished == []
+
+    asyncio.run(play())
+
+
+def test_a_draining_scheduler_finishes_what_is_in_flight() -> None:
+    class Enough(Seen):
+        def done(self, item: Item, outcome: Outcome) -> None:
+            super().done(item, outcome)
+            if len(self.finished) == 10:
+                scheduler.drain()
+
+    async def play() -> None:
+        await scheduler.run()
+        assert sorted(sink.finished) == list(range(len(server.asked)))
+        assert 10 <= len(sink.finished) <= 13
+
+    server, sink = Server(failures=0), Enough()
+    scheduler = schedule(server, sink, endless(), most=4)
+    asyncio.run(play())
+
+
+def test_an_error_of_the_sink_ends_the_scheduler() -> None:
+    class Full(Seen):
+        def done(self, item: Item, outcome: Outcome) -> None:
+            raise OSError("the disk is full")
+
+    async def play() -> None:
+        with pytest.raises(OSError, match="the disk is full"):
+            await schedule(Server(failures=0), Full(), endless()).run()
+
+    asyncio.run(play())

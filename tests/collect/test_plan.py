@@ -1,0 +1,204 @@
+"""What there is to do is known, checked and named before anything is sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+
+from collecting import config, keys, row, run, small_input, write_rows
+from rollbook.collect.plan import Plan
+from rollbook.collect.rows import Item, content_id
+from rollbook.errors import UsageError
+
+
+def plan(path: Path, limit: int | None = None, repeats: int = 1) -> Plan:
+    return Plan(path, limit=limit, repeats=repeats)
+
+
+def items(found: Plan) -> list[Item]:
+    return list(found.items(np.zeros((found.rows, found.repeats), dtype=np.bool_)))
+
+
+def ids(found: Plan) -> list[str]:
+    return [item.task_id for item in items(found)]
+
+
+GOOD = orjson.dumps(row("good")).decode()
+BAD = {
+    "not JSON": "{",
+    "cut short": GOOD[:-3],
+    "two on a line": '{"responses_create_params":{"input":"a"}}{"responses_create_params":{"input":"b"}}',
+    "no params": '{"id": 1}',
+    "no input": '{"responses_create_params": {}}',
+    "input is a number": '{"responses_create_params": {"input": 3}}',
+    "an id that is a list": '{"id": [1], "responses_create_params": {"input": "x"}}',
+    "a list": "[1, 2]",
+    "half a character": '{"responses_create_params": {"input": "\\ud800"}}',
+    "too deep": '{"responses_create_params":{"input":"x"},"z":' + "[" * 5000 + "]" * 5000 + "}",
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_a_malformed_row_is_named_by_its_line(bad: str, tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text(f"{GOOD}\n\n{bad}\n")
+    with pytest.raises(UsageError, match=r"(?s)1 rows of the input.*in\.jsonl:3: "):
+        plan(path)
+
+
+def test_bytes_that_are_no_text_are_named_even_in_fields_nobody_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(GOOD.encode() + b'\n{"id":"x","responses_create_params":{"input":"q"},"extra":"\xff"}\n')
+    with pytest.raises(UsageError, match=r"in\.jsonl:2: "):
+        plan(path)
+
+
+def test_all_malformed_rows_are_reported_and_nothing_is_sent(tmp_path: Path) -> None:
+    lines = [GOOD.replace("good", f"good{number}") for number in range(30_000)]
+    wrong = [0, 17, 9_999, 29_999]  # in several blocks of the file
+    for number in wrong:
+        lines[number] = '{"id": 1}'
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    config(tmp_path)
+    with pytest.raises(UsageError, match="4 rows") as raised:
+        run(tmp_path)
+    for number in wrong:
+        assert f"in.jsonl:{number + 1}: " in str(raised.value)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_many_malformed_rows_are_counted_and_some_shown(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("{}\n" * 50)
+    with pytest.raises(UsageError, match=r"(?s)50 rows.*and 30 more"):
+        plan(tmp_path / "in.jsonl")
+
+
+def test_malformed_rows_past_the_limit_are_not_used_and_do_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(f"{GOOD}\n{{\n")
+    assert ids(plan(tmp_path / "in.jsonl", limit=1)) == ["good"]
+
+
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_an_input_without_rows(content: str, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(content)
+    with pytest.raises(UsageError, match="has no rows"):
+        plan(tmp_path / "in.jsonl")
+
+
+def test_an_input_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nowhere\.jsonl: no such file"):
+        plan(tmp_path / "nowhere.jsonl")
+
+
+def test_a_duplicate_id_names_both_lines(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "in.jsonl", [row("a"), row("b"), row("c"), row("b")])
+    with pytest.raises(UsageError, match=r"in\.jsonl:4: the id 'b' stands on line 2 already"):
+        plan(path)
+
+
+def test_the_number_1_and_the_text_1_are_the_same_id(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "in.jsonl", [row("1"), {**row(None), "task_id": 1}])
+    with pytest.raises(UsageError, match="'1' stands on line 1 already"):
+        plan(path)
+
+
+def test_identical_rows_without_ids_are_numbered(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "in.jsonl", [row(None), row(None, "other"), row(None), row(None)])
+    found = ids(plan(path))
+    assert found[2:] == [f"{found[0]}~2", f"{found[0]}~3"]
+    assert len(set(found)) == 4
+
+
+def test_a_content_id_does_not_depend_on_the_order_of_keys_nor_on_indices() -> None:
+    one = b'{"responses_create_params":{"input":"q","top_p":1},"answer":"2","_ng_task_index":3}'
+    other = b'{"answer": "2", "responses_create_params": {"top_p": 1, "input": "q"}}'
+    assert content_id(one) == content_id(other)
+    assert content_id(one) != content_id(other.replace(b'"2"', b'"3"'))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_blank_lines_and_a_missing_last_newline_change_nothing(named: bool, tmp_path: Path) -> None:
+    rows = [row(f"t{number}" if named else None, f"question {number}") for number in range(5)]
+    clean = plan(write_rows(tmp_path / "clean.jsonl", rows))
+    lines = [orjson.dumps(item) for item in rows]
+    for name, content in {
+        "no newline": b"\n".join(lines),
+        "blank": b"\n\n" + b"\n  \n".join(lines) + b"\n\n\n",
+        "blank and no newline": b"\n\n".join(lines),
+        "one blank and no newline": b"\n".join([*lines[:2], b"", *lines[2:]]),
+        "windows": b"\r\n".join(lines) + b"\r\n",
+        "indented": b"".join(b"  " + line + b" \n" for line in lines),
+    }.items():
+        (tmp_path / "odd.jsonl").write_bytes(content)
+        odd = plan(tmp_path / "odd.jsonl")
+        assert ids(odd) == ids(clean), name
+        assert [odd.id_of(number) for number in range(5)] == ids(clean), name
+
+
+def test_a_row_that_stretches_over_two_lines_is_refused_also_beside_two_on_one(tmp_path: Path) -> None:
+    stretched = '{"responses_create_params":\n{"input":"x"}}'
+    double = '{"responses_create_params":{"input":"y"}}{"responses_create_params":{"input":"z"}}'
+    (tmp_path / "in.jsonl").write_text(f"{stretched}\n{double}\n")
+    with pytest.raises(UsageError, match="3 rows"):
+        plan(tmp_path / "in.jsonl")
+
+
+def test_limit_and_repeats(tmp_path: Path) -> None:
+    path = small_input(tmp_path, 10)
+    found = plan(path, limit=3, repeats=2)
+    assert (found.rows, found.expected) == (3, 6)
+    assert [(item.task_id, item.repeat) for item in items(found)] == [
+        (f"t{number}", repeat) for number in range(3) for repeat in range(2)
+    ]
+    assert plan(path, limit=99).rows == 10
+
+
+def test_only_what_is_left_is_drawn(tmp_path: Path) -> None:
+    found = plan(small_input(tmp_path, 4), repeats=2)
+    done = np.array([[True, True], [False, True], [True, True], [False, False]])
+    assert [(item.row, item.repeat) for item in found.items(done)] == [(1, 0), (3, 0), (3, 1)]
+    assert list(found.items(np.ones((4, 2), dtype=np.bool_))) == []
+
+
+def test_rows_added_to_the_input_are_collected_on_resume(tmp_path: Path) -> None:
+    path = small_input(tmp_path, 3)
+    config(tmp_path)
+    run(tmp_path)
+    with path.open("ab") as file:
+        file.write(orjson.dumps(row("new")) + b"\n")
+    progress = run(tmp_path)
+    assert (progress.done_before, progress.done) == (3, 4)
+    assert keys(tmp_path / "out.jsonl")[3:] == ["new#0"]
+
+
+def test_a_last_row_without_newline_may_be_followed_but_not_lengthened(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    lines = [orjson.dumps(row(None, f"question {number}")) for number in range(2)]
+    path.write_bytes(b"\n".join(lines))
+    old = plan(path)
+    path.write_bytes(b"\n".join(lines) + b"\n" + lines[0] + b"\n")
+    assert plan(path).begins_with(old.bytes, old.sha256)
+    path.write_bytes(b"\n".join(lines) + b" " + lines[0] + b"\n")
+    assert not plan(path, limit=1).begins_with(old.bytes, old.sha256)
+
+
+def test_an_input_with_one_changed_byte_is_refused(tmp_path: Path) -> None:
+    path = small_input(tmp_path, 3)
+    config(tmp_path)
+    run(tmp_path)
+    path.write_bytes(path.read_bytes().replace(b"1 + 1", b"1 + 2", 1))
+    with pytest.raises(UsageError, match=r"(?s)input_sha256: was '[0-9a-f]+', now '[0-9a-f]+'"):
+        run(tmp_path)
+
+
+def test_a_shorter_input_is_another_input(tmp_path: Path) -> None:
+    path = small_input(tmp_path, 3)
+    config(tmp_path)
+    run(tmp_path)
+    small_input(tmp_path, 2)
+    with pytest.raises(UsageError, match="input_sha256"):
+        run(tmp_path)
+    assert path.exists()

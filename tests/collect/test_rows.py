@@ -1,0 +1,179 @@
+"""A row goes in and comes out in the ecosystem's shape, with our key first and nothing of it lost."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from collecting import config, results, row, run, small_input, write_rows
+from rollbook.collect.executor import LocalExecutor
+from rollbook.collect.rows import Item, Outcome, make_task
+from rollbook.envs.agent import EnvironmentAgent
+from rollbook.envs.base import Environment, Feedback
+from rollbook.policies.base import Completion, FailureKind, Message, Request, Usage
+from rollbook.policies.scripted import ScriptedPolicy
+
+TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
+
+
+class TwoTurns(Environment):
+    """A reward, metrics and logs on both turns."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def step(self, message: Message) -> Feedback:
+        self._turn += 1
+        more = [{"role": "user", "content": "and then?"}] if self._turn == 1 else []
+        return Feedback(
+            reward=0.25,
+            done=not more,
+            messages=more,
+            metrics={"turn": self._turn, "reward": -9.0, "_rb_key": 1},
+            logs={"heard": message["content"]},
+        )
+
+
+def answer(request: Request) -> Completion:
+    return Completion(
+        message={"role": "assistant", "content": "so \u2028 be \ud83c it"},
+        usage=Usage(input_tokens=5, output_tokens=3, cached_tokens=2, reasoning_tokens=1),
+        model="m",
+        id="c7",
+        prompt_token_ids=[1, 2],
+        token_ids=[3],
+        logprobs=[-0.5],
+    )
+
+
+def collected(given: dict[str, Any], repeat: int = 0, **overrides: Any) -> tuple[Outcome, dict[str, Any]]:
+    item = Item(4, repeat, str(given.get("id", "none")), orjson.dumps(given))
+    agent = EnvironmentAgent(TwoTurns, ScriptedPolicy(answer))
+    outcome = asyncio.run(LocalExecutor(agent, overrides, add_seed=False).run(item))
+    assert outcome.failure is None, outcome.message
+    return outcome, orjson.loads(outcome.line)
+
+
+def test_a_line_begins_with_its_key_and_ends_with_what_was_passed_through() -> None:
+    given = row('a "b"', agent_ref={"name": "x"}, verifier_metadata={"deep": [1, {"x": None}]}, answer=3)
+    outcome, line = collected(given, repeat=2)
+    assert list(line)[:4] == ["_rb_key", "_ng_task_index", "_ng_rollout_index", "reward"]
+    assert (line["_rb_key"], line["_ng_task_index"], line["_ng_rollout_index"]) == ('a "b"#2', 4, 2)
+    assert outcome.line.startswith(b'{"_rb_key":"a \\"b\\"#2",')
+    for key in (
+        "id",
+        "agent_ref",
+        "verifier_metadata",
+        "answer",
+        "expected_answer",
+        "responses_create_params",
+    ):
+        assert line[key] == given[key]
+
+
+def test_an_index_the_row_brings_is_kept_and_old_results_are_replaced() -> None:
+    given = row(
+        "a", _ng_task_index=77, _ng_rollout_index=5, _rb_key="old#5", reward=-1, response={"id": "old"}
+    )
+    _, line = collected(given)
+    assert (line["_rb_key"], line["_ng_task_index"], line["_ng_rollout_index"]) == ("a#0", 77, 0)
+    assert line["reward"] == 0.5
+    assert line["response"]["id"] == "c7"
+
+
+def test_the_response_of_several_turns() -> None:
+    outcome, line = collected(row("a"))
+    response = line["response"]
+    assert [item["role"] for item in response["output"]] == ["assistant", "user", "assistant"]
+    assert response["output"][0]["generation_token_ids"] == [3]
+    assert response["output"][2]["prompt_token_ids"] == [1, 2]
+    assert response["output"][2]["generation_log_probs"] == [-0.5]
+    assert "generation_token_ids" not in response["output"][1]
+    assert response["usage"]["total_tokens"] == 16
+    assert response["usage"]["input_tokens_details"] == {"cached_tokens": 4}
+    assert (outcome.input_tokens, outcome.output_tokens, outcome.reward) == (10, 6, 0.5)
+    assert line["num_turns"] == 2
+    assert line["turn"] == 2  # the last turn's
+    assert [line["logs"][turn]["heard"][:2] for turn in ("0", "1")] == ["so", "so"]
+
+
+def test_an_answer_with_half_a_character_is_still_one_line() -> None:
+    outcome, line = collected(row("a"))
+    assert outcome.line.startswith(b'{"_rb_key":"a#0",')
+    assert b"\n" not in outcome.line
+    assert "so \u2028 be " in line["response"]["output"][0]["content"][0]["text"]
+
+
+def test_overrides_reach_the_policy_and_the_row() -> None:
+    given = row("a")
+    given["responses_create_params"] |= {"temperature": 0.1, "tools": [TOOL], "instructions": "Be brief."}
+    item = Item(0, 1, "a", orjson.dumps(given))
+    task = make_task(item, {"temperature": 0.7}, add_seed=True)
+    assert task.params["temperature"] == 0.7
+    assert task.tools == [TOOL]
+    assert task.messages[0] == {"role": "system", "content": "Be brief."}
+    assert task.row["responses_create_params"]["temperature"] == 0.7
+    assert orjson.loads(task.params["metadata"]["extra_body"]) == {"seed": 1}
+
+
+def test_a_bug_in_an_environment_is_the_failure_of_its_row() -> None:
+    class Broken(Environment):
+        def step(self, message: Message) -> Feedback:
+            raise KeyError("answer")
+
+    agent = EnvironmentAgent(Broken, ScriptedPolicy(["x"]))
+    item = Item(0, 0, "a", orjson.dumps(row("a")))
+    outcome = asyncio.run(LocalExecutor(agent, {}, add_seed=False).run(item))
+    assert outcome.failure is FailureKind.ENVIRONMENT
+    assert "KeyError" in outcome.message
+    assert outcome.line == b"" and outcome.reward is None
+
+
+ENVIRONMENT = """
+from rollbook.envs import single_turn
+
+@single_turn
+def graded(task, answer):
+    return {"reward": float(answer == "yes"), "length": len(answer), "said": answer}
+"""
+
+PEERS = ["example_multi_step", "example_multi_turn_gymnasium", "format_verification"]
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_rows_of_the_peers_run_as_they_are(name: str, peer_fixtures: Path, tmp_path: Path) -> None:
+    source = peer_fixtures / "nemo_gym" / f"{name}_example.jsonl"
+    given = [orjson.loads(line) for line in source.read_bytes().splitlines() if line.strip()]
+    (tmp_path / "in.jsonl").write_bytes(source.read_bytes())
+    (tmp_path / "graded.py").write_text(ENVIRONMENT)
+    agent = {
+        "env": {"name": f"{tmp_path / 'graded.py'}:graded"},
+        "policy": {"kind": "scripted", "script": ["yes"]},
+    }
+    config(tmp_path, agents={"a": agent})
+    progress = run(tmp_path, "num_repeats=2", "+responses_create_params.temperature=0.5")
+    assert (progress.done, progress.reward_mean) == (2 * len(given), 1.0)
+    for line in results(tmp_path / "out.jsonl"):
+        source_row = given[line["_ng_task_index"]]
+        for key in source_row.keys() - {"responses_create_params"}:
+            assert line[key] == source_row[key]
+        asked = {**source_row["responses_create_params"], "temperature": 0.5}
+        assert line["responses_create_params"] == asked
+        assert line["response"]["output"][-1]["content"][0]["text"] == "yes"
+        assert (line["length"], line["logs"]) == (3, {"0": {"said": "yes"}})
+
+
+def test_an_output_may_be_the_next_input(tmp_path: Path) -> None:
+    small_input(tmp_path, 3)
+    config(tmp_path)
+    run(tmp_path)
+    first = results(tmp_path / "out.jsonl")
+    write_rows(tmp_path / "in.jsonl", first)
+    run(tmp_path, f"output_jsonl_fpath={tmp_path / 'again.jsonl'}")
+    again = results(tmp_path / "again.jsonl")
+    assert {line["_rb_key"] for line in again} == {"t0#0", "t1#0", "t2#0"}
+    assert [set(line) for line in again] == [set(line) for line in first]

@@ -1,0 +1,73 @@
+"""Rollouts in several processes: the same results, and a worker's death costs only what it had in flight."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import orjson
+import pytest
+
+from collecting import (
+    assert_exactly_once,
+    command,
+    config,
+    expected_keys,
+    keys,
+    results,
+    row,
+    run,
+    script,
+    small_input,
+    write_rows,
+)
+from rollbook.collect.progress import read_progress
+from rollbook.errors import RollbookError, UsageError
+
+
+def test_workers_do_the_same(tmp_path: Path) -> None:
+    small_input(tmp_path, 30)
+    config(
+        tmp_path, script(tmp_path, "print('noise on stdout')\nreturn {'content': '2', 'pid': os.getpid()}")
+    )
+    ended = command(tmp_path, "workers=2", "num_repeats=2")
+    assert ended.returncode == 0, ended.stderr
+    assert_exactly_once(tmp_path / "out.jsonl", expected_keys(30, 2))
+    assert {line["reward"] for line in results(tmp_path / "out.jsonl")} == {1.0}
+    assert "noise on stdout" not in ended.stdout
+
+
+def test_a_rollout_that_kills_its_workers_is_given_up(tmp_path: Path) -> None:
+    body = "if 'deadly' in request.messages[0]['content']:\n    os._exit(9)\nreturn '2'"
+    rows = [row(f"t{number}", "deadly" if number == 5 else "fine") for number in range(12)]
+    write_rows(tmp_path / "in.jsonl", rows)
+    config(tmp_path, script(tmp_path, body))
+    progress = run(tmp_path, "workers=2", "num_samples_in_parallel=2", "retry.worker_lost=2")
+    assert progress.failures["worker_lost"] >= 2
+    assert "t5#0" not in keys(tmp_path / "out.jsonl")
+    failures = [orjson.loads(line) for line in (tmp_path / "out_failures.jsonl").read_bytes().splitlines()]
+    assert "t5#0" in {failure["_rb_key"] for failure in failures}
+    assert {failure["kind"] for failure in failures} == {"worker_lost"}
+    assert progress.done + progress.failed == 12
+
+
+def test_settings_that_cannot_work_are_refused_before_any_worker(tmp_path: Path) -> None:
+    small_input(tmp_path, 3)
+    endpoint = {"kind": "openai", "base_url": "http://127.0.0.1:9/v1", "model": "m"}
+    config(tmp_path, {**endpoint, "api_key_env": "NO_SUCH_KEY"})
+    assert "NO_SUCH_KEY" not in os.environ
+    with pytest.raises(UsageError, match="type: export NO_SUCH_KEY="):
+        run(tmp_path, "workers=2", "resume=never")
+    config(tmp_path)
+    assert run(tmp_path, "resume=never").done == 3  # the attempt left nothing that stands in the way
+
+
+def test_workers_that_all_die_end_it(tmp_path: Path) -> None:
+    small_input(tmp_path, 50)
+    policy = script(tmp_path, "return '2'")
+    with (tmp_path / "script.py").open("a") as file:
+        file.write("\nimport sys\nif 'worker' in sys.argv[0]:\n    os._exit(7)\n")
+    config(tmp_path, policy)
+    with pytest.raises(RollbookError, match=r"5 worker processes in a row died .*with exit code 7"):
+        run(tmp_path, "workers=2", "num_samples_in_parallel=1")
+    assert read_progress(tmp_path / "out_progress.json").status == "incomplete"

@@ -217,7 +217,8 @@ full transcripts. *tool env*: what its shipped multi-turn tool env logs (text in
 *New messages a turn* and *whole prompt a turn*: its `ProblemEnv` sections at each turn, with the messages
 new in that turn, or with all the policy saw. *Same tree*: the same sections, tables and conversations
 through each system's logtree. *Text only*: 42 MB of conversations and no tables. *Memory on top*: peak
-resident memory above the level before logging began."""
+resident memory above the level before logging began. What tinker-cookbook pays for beyond the text are its
+tables, above all Trajectory Details: each cell is a node of its own in indented JSON."""
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ def provenance(versions: dict[str, str], rounds: int) -> str:
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
     date = datetime.now(UTC).strftime("%Y-%m-%d")
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    return f"{date} · Python {platform.python_version()} · {named} · {machine} · medians of {rounds} rounds"
+    measured = "one round" if rounds == 1 else f"medians of {rounds} rounds"
+    return f"{date} · Python {platform.python_version()} · {named} · {machine} · {measured}"
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

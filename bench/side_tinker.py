@@ -46,7 +46,7 @@ from workload import (
 if importlib.util.find_spec("torch") is None:
     # The package imports torch for annotations; nothing that runs here calls it.
     stand_in = types.ModuleType("torch")
-    stand_in.Tensor = type("Tensor", (), {})  # type: ignore[attr-defined]
+    vars(stand_in)["Tensor"] = type("Tensor", (), {})
     sys.modules["torch"] = stand_in
 
 import tinker

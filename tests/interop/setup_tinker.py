@@ -41,8 +41,8 @@ def set_up() -> None:
     shutil.rmtree(ENVIRONMENT, ignore_errors=True)
     venv.create(ENVIRONMENT, with_pip=True)
     # --no-deps on a complete list of pins: the resolver would add torch and transformers.
-    install = ["-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-deps", "-r", REQUIREMENTS]
-    subprocess.run([PYTHON, *install], check=True)
+    install = ["-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-deps", "-r"]
+    subprocess.run([PYTHON, *install, REQUIREMENTS], check=True)
     subprocess.run([PYTHON, "-c", _CHECK], check=True)
     _STAMP.write_text(fingerprint())
 

@@ -39,14 +39,15 @@ class Record(msgspec.Struct, kw_only=True):
         return record
 
     def to_plain(self) -> dict[str, Plain]:
-        values = {
-            name: getattr(self, name)
-            for name in _field_names(type(self))
-            if getattr(self, name) is not None or name in self.REQUIRED
-        }
+        values = {}
+        for name in _field_names(type(self)):
+            value = getattr(self, name)
+            if value is not None or name in self.REQUIRED:
+                values[name] = value
         nonfinite: list[str] = []
         plain: dict[str, Plain] = to_plain(values, "", nonfinite)
-        plain.update(to_plain({k: v for k, v in self.extra.items() if k not in plain}, "", nonfinite))
+        if self.extra:
+            plain.update(to_plain({k: v for k, v in self.extra.items() if k not in plain}, "", nonfinite))
         if nonfinite:
             plain[NONFINITE] = nonfinite
         return plain

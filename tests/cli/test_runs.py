@@ -255,6 +255,8 @@ def test_handoff_and_promote(shell: Shell) -> None:
     )
     text = config.read_text()
     assert "final_loss: 0.5" in text and "last_loss: 0.25" in text
+    assert "train_loss_plot: artifacts/model/demo/training_loss.png" in text
+    assert (output / "training_loss.png").read_bytes().startswith(b"\x89PNG")
     assert "checkpoint_path: artifacts/model/demo/checkpoint-20" in text
     assert text.startswith("runtime_info:  # ours\n  input: {lr: 1e-5}\n  output:   # written by the run\n")
     assert "handoff:    written" in shell("status", "demo")

@@ -41,6 +41,13 @@ def test_lines_arrive_under_the_runs_id(tmp_path: Path, monkeypatch: pytest.Monk
     assert open_run(tmp_path).info.extra["trackers"] == {"wandb": run.id}
 
 
+def test_trackers_named_in_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(trackers._KINDS, "trackio", Recording)
+    with Run(tmp_path, config={"lr": 0.1, "trackers": ["trackio"]}) as run:
+        run.log_metrics({"loss": 1.0}, 0)
+    assert Recording.made[-1].lines == [({"loss": 1.0}, 0)]
+
+
 def test_a_failing_tracker_is_one_alert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing(Recording):
         def log(self, metrics: dict[str, float], step: int) -> None:

@@ -46,7 +46,7 @@ from rollbook.records.run_info import write_run_info
 from rollbook.runs.rewind import SAVING, attempt_directory, log_lengths, set_aside
 from rollbook.runs.rollout_log import RolloutLog
 from rollbook.runs.start import parse_layout, start_run
-from rollbook.runs.trackers import Trackers
+from rollbook.runs.trackers import Trackers, named_in
 
 _METRICS_SYNC_MS = 1000
 
@@ -68,7 +68,8 @@ class Run:
     ) -> None:
         """`resume` is True for the newest complete checkpoint (or a fresh start), or a checkpoint's name.
 
-        `trackers` names wandb, trackio or tensorboard: one, a list, or a mapping with their settings.
+        `trackers` names wandb, trackio or tensorboard: one, a list, or a mapping with their settings; by
+        default those under `trackers` in the config.
         `history` is an `artifacts` directory whose index.yaml gets the start and the end of this process; a
         process under `rollbook run` is in the history already and ignores it.
         `code` is a path inside the repository that `code.diff` describes; by default the running script's.
@@ -99,7 +100,8 @@ class Run:
             self._write_config(config)
             self._keep_old(self.files.code_diff)
             write_code_diff(self.files.code_diff, capture_code(code))
-            self._trackers = self._open_trackers(trackers, config)
+            named = trackers if trackers is not None else named_in(config)
+            self._trackers = self._open_trackers(named, config)
             opened.callback(self._trackers.close)
             _tell_supervisor(self.files.root)
             self._history = None if os.environ.get("ROLLBOOK_RUN_DIR") else self._enter_history(history)

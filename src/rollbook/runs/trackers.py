@@ -82,6 +82,11 @@ _KINDS: dict[str, Callable[..., Tracker]] = {
 }
 
 
+def named_in(config: object) -> Any:
+    """What a config, a mapping or an object, says under `trackers`."""
+    return config.get("trackers") if isinstance(config, Mapping) else getattr(config, "trackers", None)
+
+
 def parse_trackers(named: Any) -> dict[str, dict[str, Any]]:
     """`"wandb"`, `["wandb", "trackio"]` or `{"wandb": {"project": "p"}}`, as names with their settings."""
     if named is None:

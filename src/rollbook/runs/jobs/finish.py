@@ -6,12 +6,13 @@ job has ended; `rollbook promote` uses the same for any checkpoint of any run, l
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from rollbook.errors import UsageError
+from rollbook.errors import RollbookError, UsageError
 from rollbook.records.checkpoints import is_complete, read_checkpoints
 from rollbook.runs.jobs.job import Job, Started
 from rollbook.runs.jobs.ledger import Ledger, RunEnd, RunRecord, Status
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 OUTPUT_DIR_NOTE = "output_dir"  # written into a run's archive by whoever learns the directory first
 _FALLBACK = "output.yaml"
+_log = logging.getLogger("rollbook")
 _CLOCK_SLACK_S = 2.0  # file systems keep times to the second or two
 
 
@@ -51,12 +53,26 @@ def _hand_over(config: Path, directory: Path | None, saved: SavedModel | None, s
         return "nothing to publish: the run did not say where it writes (--output-dir)"
     if saved is None:
         return f"nothing to publish: no complete checkpoint of this run in {directory}"
+    _draw_loss(directory)
     outcome = publish_checkpoint(config, directory, saved, log=started.log, archive=started.archive)
     if not outcome.published:
         return f"{config} was left alone: {outcome.reason}. {outcome.next_step}".strip()
     newest = max((model.step for model in saved_models(directory)), default=saved.step)
     skipped = f"; checkpoint-{newest} is not complete and was passed over" if newest > saved.step else ""
     return f"{outcome.state}: checkpoint of step {saved.step}{skipped}"
+
+
+def _draw_loss(directory: Path) -> None:
+    """A run whose trainer drew no picture gets one; a result is not held back for want of a picture."""
+    picture = directory / _FILES["train_loss_plot"]
+    if picture.exists():
+        return
+    from rollbook.runs.plots import curves_of, draw
+
+    try:
+        draw(curves_of(directory), picture, directory.name)
+    except (RollbookError, OSError, ValueError, ImportError) as error:
+        _log.warning("%s was not drawn: %s", picture, error)
 
 
 def _add_metrics(directory: Path, end: RunEnd, launched: float) -> None:

@@ -75,6 +75,20 @@ def test_idle_completed_failed(shell: Shell) -> None:
     assert shell("logs", "-n", "1", "bad").strip() == "ValueError: no such thing"
 
 
+def test_why_it_failed(shell: Shell) -> None:
+    shell("run", "a", "--", "bash", "-c", "echo 'ValueError: bad lr' >&2; echo cleanup done; exit 1", code=1)
+    assert "why:        ValueError: bad lr" in shell("status", code=4)
+    shell("run", "b", "--", sys.executable, "-c", "{}['key']", code=1)
+    assert "why:        KeyError: 'key'" in shell("status", code=4)
+    assert "b failed: exit code 7" in shell("run", "b", "--", "bash", "-c", "exit 7", code=7)
+
+
+def test_a_renamed_history_finds_its_logs(shell: Shell) -> None:
+    shell("run", "a", "--", "echo", "hello")
+    (shell.directory / "artifacts").rename(shell.directory / "renamed")
+    assert "hello" in shell("logs", "a", "--artifacts", "renamed")
+
+
 def test_notes_and_show(shell: Shell) -> None:
     shell("run", "a", "--", "true")
     shell("history", "note", "a", "the one with the new data")

@@ -55,6 +55,15 @@ def directory_or_run(ref: str, artifacts: Path) -> tuple[Path | None, RunRecord 
     return output_dir_of(record, ledger), record
 
 
+def why_failed(reason: str | None, error: dict[str, Any] | None, exit_code: int | None) -> str | None:
+    """One line: the reason, else the error with its type, else the exit code."""
+    if reason:
+        return reason
+    if error and error.get("message"):
+        return f"{error['type']}: {error['message']}" if error.get("type") else str(error["message"])
+    return f"exit code {exit_code}" if exit_code else None
+
+
 def print_json(value: Any) -> None:
     from rollbook.records.plain import encode, to_plain
 

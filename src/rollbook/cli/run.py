@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, print_json
+from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, print_json, why_failed
 from rollbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -87,6 +87,6 @@ def _stay(job: Job, as_json: bool) -> None:
     if handoff := end.extra.get("handoff"):
         print(printable(f"rollbook: handoff: {handoff}"), file=sys.stderr)
     if end.status != "completed":
-        why = end.reason or (end.error or {}).get("message") or f"exit code {end.exit_code}"
+        why = why_failed(end.reason, end.error, end.exit_code)
         print(printable(f"rollbook: {job.name} {end.status}: {why}"), file=sys.stderr)
     sys.exit(exit_code_for(end))

@@ -23,6 +23,7 @@ from rollbook.cli.common import (
     number,
     open_ledger,
     print_json,
+    why_failed,
 )
 
 if TYPE_CHECKING:
@@ -134,9 +135,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
     when = f"started {local_time(report['started_at'])}, {duration(report['elapsed_s'])}"
     lines.append(f"  {when}, pid {report['pid']} on {report['host']}")
     lines += [f"  {line}" for line in _standing_lines(report["standing"])]
-    why = report["reason"] or (report["error"] or {}).get("message")
-    if why is None and report["exit_code"]:
-        why = f"exit code {report['exit_code']}"
+    why = why_failed(report["reason"], report["error"], report["exit_code"])
     if why and report["status"] != "completed":
         lines.append(f"  why:        {printable(str(why))}")
     last = (report["error"] or {}).get("last_line")

@@ -206,7 +206,10 @@ class Ledger:
         return full.relative_to(self.root).as_posix() if full.is_relative_to(self.root) else str(full)
 
     def resolve(self, path: str) -> Path:
-        return self.root / path
+        """Where a recorded path is now: the artifacts directory may have been renamed since."""
+        recorded = self.root / path
+        moved = self.artifacts.joinpath(*Path(path).parts[1:])
+        return moved if not recorded.exists() and len(Path(path).parts) > 1 and moved.exists() else recorded
 
     def _fields(self, record: RunStart | RunEnd) -> dict[str, Any]:
         plain = {key: value for key, value in record.to_plain().items() if key != "id"}

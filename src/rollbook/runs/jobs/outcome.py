@@ -25,6 +25,7 @@ _TAIL = 1 << 17
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
 _TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?::\s*(.*))?")
+_NAMED_ERROR = re.compile(r"(?:[\w.]+(?:Error|Exception)|[Ee]rror|ERROR|fatal)\b.*:")
 _WRAPPERS = ("ChildFailedError",)  # says only that some rank failed
 
 
@@ -93,7 +94,8 @@ def last_error(log: Path) -> dict[str, Any] | None:
     telling = [error for error in found if not str(error["type"]).endswith(_WRAPPERS)]
     if telling or found:
         return {**(telling or found)[-1], "last_line": last_line}
-    return {"message": last_line, "last_line": last_line}
+    named = [line.strip() for line in lines if _NAMED_ERROR.match(line.strip())]
+    return {"message": named[-1] if named else last_line, "last_line": last_line}
 
 
 def _traceback_end(lines: list[str], start: int) -> dict[str, Any] | None:

@@ -7,14 +7,15 @@ Errors a user can cause end in one line on stderr and the exit code of their kin
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 
-from rollbook.errors import RollbookError, UsageError
+from rollbook.cli.dispatch import dispatch
+from rollbook.errors import RollbookError
 from rollbook.version import __version__
 
 # name -> what it does; the module of the same name below rollbook.cli holds its typer `app`.
 COMMANDS = {
     "collect": "collect rollouts: every (task, repeat) exactly once",
+    "data": "datasets from rollouts: merge, mix, filter, split, pairs, sft and more",
     "run": "run any command with a history, a log and a status",
     "status": "how the newest run stands, and what to type next",
     "history": "every run there was; show one, note something on one",
@@ -40,35 +41,15 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _dispatch(arguments: list[str]) -> None:
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_help())
-        return
-    if arguments[0] == "--version":
+    if arguments and arguments[0] == "--version":
         print(f"rollbook {__version__}")
         return
-    name, *rest = arguments
-    if name not in COMMANDS:
-        raise UsageError(_unknown(name))
-    app = import_module(f"rollbook.cli.{name}").app
-    app(args=rest, prog_name=f"rollbook {name}")
-
-
-def _help() -> str:
-    width = max(map(len, COMMANDS))
-    commands = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items())
-    return (
-        "usage: rollbook COMMAND [ARGUMENTS]\n\n"
-        "Runs the post-training loop of a language model and keeps the whole record of it.\n\n"
-        f"{commands}\n\n"
-        "rollbook COMMAND --help says more; every command has --json.\n"
-        "exit codes: 0 done, 1 error, 2 usage, 3 incomplete (status: running), "
-        "4 status: the last run failed, 130 interrupted"
+    dispatch(
+        arguments,
+        COMMANDS,
+        package="rollbook.cli",
+        program="rollbook",
+        about="Runs the post-training loop of a language model and keeps the whole record of it.",
+        footer="exit codes: 0 done, 1 error, 2 usage, 3 incomplete (status: running), "
+        "4 status: the last run failed, 130 interrupted",
     )
-
-
-def _unknown(name: str) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
-    hint = f"did you mean `rollbook {near[0]}`?" if near else "type `rollbook --help` for the list"
-    return f"no command {name!r}; {hint}"

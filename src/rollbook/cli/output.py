@@ -41,6 +41,22 @@ def progress(*, total: int, label: str, quiet: bool = False) -> Iterator[Callabl
 
 
 @contextmanager
+def byte_progress(*, total: int, label: str, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+    """Yields a function to tell how many bytes were done since the last call."""
+    if quiet:
+        yield lambda _: None
+    elif sys.stderr.isatty():
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+            task = bar.add_task(label, total=total)
+            yield lambda count: bar.advance(task, count)
+    else:
+        yield _LogLines(total, label, unit=1 << 20).advance
+
+
+@contextmanager
 def _bar(total: int, label: str) -> Iterator[Callable[[], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -51,17 +67,20 @@ def _bar(total: int, label: str) -> Iterator[Callable[[], None]]:
 
 
 class _LogLines:
-    def __init__(self, total: int, label: str) -> None:
-        self._total, self._label = total, label
+    def __init__(self, total: int, label: str, unit: int = 1) -> None:
+        self._total, self._label, self._unit = total, label, unit
         self._done = 0
         self._last = time.monotonic()
 
-    def advance(self) -> None:
-        self._done += 1
+    def advance(self, count: int = 1) -> None:
+        self._done += count
         now = time.monotonic()
-        if self._done == self._total or now - self._last >= _LINE_EVERY_SECONDS:
+        is_over = self._done >= self._total and self._unit == 1
+        if is_over or now - self._last >= _LINE_EVERY_SECONDS:
             self._last = now
-            print(f"{self._label}: {self._done} of {self._total}", file=sys.stderr, flush=True)
+            done, total = self._done // self._unit, self._total // self._unit
+            unit = "" if self._unit == 1 else " MB"
+            print(f"{self._label}: {done} of {total}{unit}", file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:

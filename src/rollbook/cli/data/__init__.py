@@ -1,0 +1,32 @@
+"""`rollbook data COMMAND ...`: from rollouts to datasets."""
+
+from __future__ import annotations
+
+from rollbook.cli.dispatch import dispatch
+
+# name -> what it does; the module of the same name in this package holds its typer `app`.
+COMMANDS = {
+    "merge": "any number of files into one, checked: count, uniqueness, coverage, no torn line",
+    "mix": "target shares of several sources, sampled and shuffled",
+    "filter": "the rows for which an expression holds",
+    "split": "train, validation and so on, by task",
+    "dedup": "without repeated rows, exact or near",
+    "sample": "a uniform sample of rows",
+    "stats": "counts, means and quantiles, with the coverage beside every mean",
+    "profile": "per task: pass rate, pass@k, reward, lengths; also a curriculum by pass rate",
+    "sft": "rollouts as chat messages to learn from",
+    "pairs": "preference pairs within each task",
+    "rl": "task rows with their pass rates",
+    "reverify": "grade stored responses again, without the model",
+}
+
+
+def app(*, args: list[str], prog_name: str) -> None:
+    dispatch(
+        args,
+        COMMANDS,
+        package="rollbook.cli.data",
+        program=prog_name,
+        about="From rollouts to datasets. Inputs are files, directories or globs; the output's ending is\n"
+        "its format (.jsonl, .jsonl.zst, .parquet), and <output>_manifest.json says how it was made.",
+    )

@@ -1,0 +1,56 @@
+"""What the commands over datasets share: their arguments, a bar over bytes, and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rollbook.cli.common import print_json
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from rollbook.data.job import DataManifest
+    from rollbook.data.rows import Advance
+
+InputFiles = Annotated[list[str], typer.Argument(help="files, directories or 'globs'")]
+Output = Annotated[
+    Path, typer.Option("-o", "--output", help="the new dataset: .jsonl, .jsonl.zst or .parquet")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace an output that is there")]
+Seed = Annotated[int, typer.Option(help="the same seed gives the same bytes")]
+
+
+def reading(
+    words: Sequence[str | Path], label: str, *, quiet: bool, passes: int = 1
+) -> AbstractContextManager[Advance]:
+    """A bar over the bytes of the inputs; `passes` is how often they are read."""
+    from rollbook.cli.output import byte_progress
+    from rollbook.data.inputs import find_inputs
+
+    return byte_progress(total=find_inputs(words).bytes * passes, label=label, quiet=quiet)
+
+
+def print_manifest(manifest: DataManifest, as_json: bool, *, lines: Sequence[str] = ()) -> None:
+    """What was done, for a person: rows in and out, every count, then the command's own lines."""
+    from rollbook.cli.output import printable
+
+    if as_json:
+        print_json(manifest)
+        return
+    made = f"{manifest.output}: " if manifest.output else ""
+    files = f" of {len(manifest.inputs)} files" if len(manifest.inputs) > 1 else ""
+    print(printable(f"{made}{manifest.rows_out} rows, from {manifest.rows_in}{files}"))
+    if manifest.counts:
+        counts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in manifest.counts.items())
+        print(printable(f"  {counts}"))
+    if manifest.coverage:
+        coverage = ", ".join(f"{count} {name}" for name, count in manifest.coverage.items())
+        print(printable(f"  {coverage}"))
+    for left in manifest.left_out:
+        print(printable(f"  left out: {left} (stands beside a collection)"))
+    for line in lines:
+        print(printable(line))

@@ -1,0 +1,192 @@
+"""One command over datasets: inputs read, an output made, and a manifest that says what happened.
+
+    with DataJob("filter", inputs, output, arguments={"where": text}) as job:
+        for row in job.rows():
+            if keep(row.value()):
+                job.write(row.data)
+            else:
+                job.count("dropped")
+    job.manifest
+
+The manifest stands beside the output as `<stem>_manifest.json`: the inputs with their digests, the arguments,
+the seed, rows in and out, and every other count by name. Digests are taken in the background.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+
+from rollbook.data.inputs import ENDINGS, find_inputs
+from rollbook.data.output import RowOutput, refuse_existing
+from rollbook.data.rows import Advance, Row, RowCount, read_rows
+from rollbook.errors import UsageError
+from rollbook.records.atomic import write_atomic
+from rollbook.records.plain import utc_now
+from rollbook.records.run_info import versions
+
+SCHEMA_VERSION = 1
+
+
+class InputRecord(msgspec.Struct, kw_only=True):
+    path: str
+    bytes: int
+    sha256: str
+    rows: int | None = None  # None where a command did not have to read it all
+
+
+class DataManifest(msgspec.Struct, kw_only=True):
+    schema_version: int = SCHEMA_VERSION
+    command: str
+    created_at: str = msgspec.field(default_factory=utc_now)
+    inputs: list[InputRecord] = []
+    left_out: list[str] = []  # files beside a collection that its name's pattern matched
+    arguments: dict[str, Any] = {}
+    seed: int | None = None
+    output: str | None = None
+    rows_in: int = 0
+    rows_out: int = 0
+    counts: dict[str, int] = {}  # everything else that was counted, by name
+    coverage: dict[str, int] = {}  # expected, ok, failed, missing, where that is known
+    details: dict[str, Any] = {}  # what the command reports besides
+    versions: dict[str, str] = msgspec.field(default_factory=versions)
+
+
+def manifest_path(output: Path) -> Path:
+    name = output.name
+    for ending in sorted(ENDINGS, key=len, reverse=True):
+        name = name.removesuffix(ending)
+    return output.with_name(f"{name}_manifest.json")
+
+
+class DataJob:
+    """Use as a context manager; without an output it only reads (`stats`) and writes no manifest."""
+
+    def __init__(
+        self,
+        command: str,
+        inputs: Sequence[str | Path],
+        output: Path | None = None,
+        *,
+        arguments: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        overwrite: bool = False,
+        advance: Advance = lambda _: None,
+    ) -> None:
+        found = find_inputs(inputs)
+        self.paths = found.paths
+        self.counts: Counter[str] = Counter()
+        self.manifest = DataManifest(
+            command=command,
+            left_out=[str(path) for path in found.left_out],
+            arguments=dict(arguments or {}),
+            seed=seed,
+            output=str(output) if output else None,
+        )
+        self._advance = advance
+        self._seen = {path: RowCount() for path in self.paths}
+        self._output = output
+        self._overwrite = overwrite
+        if output is not None:
+            _refuse_to_overwrite_an_input(output, self.paths)
+            refuse_existing(output, overwrite=overwrite)
+            _refuse_foreign_manifest(output)
+
+    def __enter__(self) -> DataJob:
+        # Hashing lets go of the interpreter lock, so it costs a second core and no time.
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="digest")
+        try:
+            self.output = None if self._output is None else RowOutput(self._output, overwrite=self._overwrite)
+        except BaseException:
+            self._hashing.shutdown()
+            raise
+        wanted = self.paths if self.output is not None else []
+        self._digests: dict[Path, Future[str]] = {
+            path: self._hashing.submit(_sha256, path) for path in wanted
+        }
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        try:
+            if self.output is not None:
+                if kind is None:
+                    self._complete()
+                self.output.__exit__(kind, *rest)
+        finally:
+            self._hashing.shutdown(cancel_futures=True)
+        if kind is None:
+            if self.output is None:
+                self._complete()
+            else:
+                plain = msgspec.to_builtins(self.manifest)
+                path = manifest_path(self.output.path)
+                write_atomic(path, orjson.dumps(plain, option=orjson.OPT_INDENT_2) + b"\n")
+
+    def rows(self, path: Path | None = None) -> Iterator[Row]:
+        """The rows of one input, or of all of them one after another."""
+        for chosen in self.paths if path is None else [path]:
+            seen = self._seen[chosen] = RowCount()
+            yield from read_rows(chosen, self._advance, seen)
+
+    def write(self, data: bytes) -> None:
+        assert self.output is not None, "this job was made without an output"
+        self.output.write(data)
+
+    def count(self, name: str, by: int = 1) -> None:
+        self.counts[name] += by
+
+    def set_rows(self, path: Path, rows: int, blank: int = 0) -> None:
+        """For commands that count by other means than `rows`."""
+        self._seen[path].rows, self._seen[path].blank = rows, blank
+
+    @property
+    def rows_in(self) -> int:
+        return sum(seen.rows for seen in self._seen.values())
+
+    def _complete(self) -> None:
+        manifest = self.manifest
+        manifest.inputs = [
+            InputRecord(
+                path=str(path),
+                bytes=path.stat().st_size,
+                sha256=self._digests[path].result() if path in self._digests else "",
+                rows=seen.rows,
+            )
+            for path, seen in self._seen.items()
+        ]
+        manifest.rows_in = self.rows_in
+        manifest.rows_out = self.output.rows if self.output is not None else 0
+        if blank := sum(seen.blank for seen in self._seen.values()):
+            self.counts["blank_lines"] = blank
+        manifest.counts = dict(self.counts)
+
+
+def _refuse_to_overwrite_an_input(output: Path, inputs: Sequence[Path]) -> None:
+    for path in inputs:
+        if output.resolve() == path.resolve():
+            raise UsageError(f"{output} is an input as well; choose another output")
+
+
+def _refuse_foreign_manifest(output: Path) -> None:
+    """`rollouts.parquet` beside the collection `rollouts.jsonl` must not take the name of its manifest."""
+    path = manifest_path(output)
+    try:
+        written_for = orjson.loads(path.read_bytes()).get("output")
+    except FileNotFoundError:
+        return
+    except (orjson.JSONDecodeError, AttributeError):
+        written_for = None
+    if written_for is None or Path(written_for).name != output.name:
+        raise UsageError(f"{path} belongs to another file; choose another name for {output}")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,119 @@
+"""A dataset appears whole or not at all, in the format its ending names, and never over another one.
+
+Rows are written aside and renamed at the end; a kill or an error leaves nothing under the name. Parquet is
+made from the finished lines by DuckDB, which reads all of them before it settles on the columns: a field that
+turns up in the last row is a column like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+from typing import IO, Any
+
+from rollbook.data.inputs import ENDINGS
+from rollbook.data.rows import COMPRESSED
+from rollbook.errors import UsageError, WriteError
+from rollbook.records.atomic import fsync_directory, make_directory
+
+_BUFFER = 1 << 20
+
+
+def refuse_existing(path: Path, *, overwrite: bool) -> None:
+    if not path.name.endswith(ENDINGS):
+        raise UsageError(f"{path}: an output ends in {', '.join(ENDINGS)}")
+    if path.exists() and not overwrite:
+        raise UsageError(f"{path} exists; choose another name or add --overwrite")
+
+
+class RowOutput:
+    """The one writer of a new dataset; use it as a context manager."""
+
+    def __init__(self, path: Path, *, overwrite: bool = False) -> None:
+        refuse_existing(path, overwrite=overwrite)
+        self.path = path
+        self.rows = 0
+        self._aside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+        try:
+            make_directory(path.parent)
+            self._file: IO[bytes] = self._aside.open("xb", buffering=_BUFFER)
+        except OSError as error:
+            raise WriteError(f"{path}: cannot write here: {error.strerror or error}") from error
+        self._stream: Any = self._file
+        if path.suffix in COMPRESSED:
+            import pyarrow as pa
+
+            self._stream = pa.CompressedOutputStream(
+                pa.PythonFile(self._file, mode="w"), COMPRESSED[path.suffix]
+            )
+
+    def write(self, data: bytes) -> None:
+        """One row: a JSON object without a newline in it."""
+        try:
+            self._stream.write(data + b"\n")
+        except OSError as error:
+            raise self._refused(error) from error
+        self.rows += 1
+
+    def write_block(self, block: bytes, rows: int) -> None:
+        """Many whole lines at once, for commands that copy what they have checked."""
+        try:
+            self._stream.write(block)
+        except OSError as error:
+            raise self._refused(error) from error
+        self.rows += rows
+
+    def __enter__(self) -> RowOutput:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                self._file.close()
+            with contextlib.suppress(OSError):
+                self._aside.unlink(missing_ok=True)
+
+    def _finish(self) -> None:
+        try:
+            if self._stream is not self._file:
+                self._stream.close()  # writes the end of the compressed frame
+            if not self._file.closed:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            if self.path.suffix == ".parquet":
+                self._file.close()
+                self._make_parquet()
+            self._aside.replace(self.path)
+        except OSError as error:
+            raise self._refused(error) from error
+        fsync_directory(self.path.parent)
+
+    def _make_parquet(self) -> None:
+        import duckdb
+
+        columns = self._aside.with_name(f"{self._aside.name}.parquet")
+        try:
+            with duckdb.connect() as connection:
+                connection.execute("set preserve_insertion_order = true")
+                lines = connection.read_json(
+                    str(self._aside),
+                    format="newline_delimited",
+                    sample_size=-1,
+                    maximum_object_size=1 << 30,
+                )
+                lines.write_parquet(str(columns), compression="zstd")
+            columns.replace(self._aside)
+        except duckdb.Error as error:
+            raise WriteError(
+                f"{self.path}: these rows do not fit into Parquet ({error}); use .jsonl.zst"
+            ) from error
+        finally:
+            columns.unlink(missing_ok=True)
+
+    def _refused(self, error: OSError) -> WriteError:
+        return WriteError(f"{self.path}: not written ({error.strerror or error}); nothing is left of it")

@@ -1,0 +1,60 @@
+"""Who is a collected row: the task it belongs to and which repeat of it it is.
+
+A row of ours begins with its key, `{"_rb_key":"<task id>#<repeat>"`. Rows from elsewhere are known by the
+names their writers use: `task_id`, `_ng_task_index` with `_ng_rollout_index`, `id`, and without any of them
+by a hash of what was asked. So repeats of one task meet in every command, whoever collected them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+KEY = "_rb_key"
+TASK_INDEX = "_ng_task_index"
+ROLLOUT_INDEX = "_ng_rollout_index"
+_PROMPTS = ("responses_create_params", "messages", "prompt", "question", "instruction", "input")
+
+
+def key_of(task_id: str, repeat: int) -> str:
+    return f"{task_id}#{repeat}"
+
+
+def parted(key: str) -> tuple[str, int | None]:
+    """The task's id and the repeat of a key."""
+    name, mark, repeat = key.rpartition("#")
+    return (name, int(repeat)) if mark and repeat.isdecimal() else (key, None)
+
+
+def task_of(row: Mapping[str, Any]) -> str:
+    """The same for all repeats of a task; different for different tasks."""
+    key = row.get(KEY)
+    if isinstance(key, str):
+        return parted(key)[0]
+    for name in ("task_id", TASK_INDEX, "id"):
+        value = row.get(name)
+        if isinstance(value, str | int) and not isinstance(value, bool):
+            return str(value) if name != TASK_INDEX else f"index-{value}"
+    asked = {name: row[name] for name in _PROMPTS if name in row}
+    canonical = orjson.dumps(asked or row, option=orjson.OPT_SORT_KEYS)
+    return "row-" + hashlib.blake2b(canonical, digest_size=10).hexdigest()
+
+
+def repeat_of(row: Mapping[str, Any]) -> int | None:
+    key = row.get(KEY)
+    if isinstance(key, str):
+        return parted(key)[1]
+    value = row.get(ROLLOUT_INDEX)
+    return value if isinstance(value, int) else None
+
+
+def row_key(row: Mapping[str, Any]) -> str | None:
+    """What no two rows of a dataset may share; None where a row does not say."""
+    key = row.get(KEY)
+    if isinstance(key, str):
+        return key
+    repeat = repeat_of(row)
+    return None if repeat is None else key_of(task_of(row), repeat)

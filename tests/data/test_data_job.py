@@ -1,0 +1,181 @@
+"""The ground every command over datasets stands on: inputs, rows, an output that is whole, a manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollbook.data.inputs import find_inputs
+from rollbook.data.job import DataJob, manifest_path
+from rollbook.data.rows import RowCount, read_rows
+from rollbook.errors import BadFileError, BadLineError, UsageError
+
+ROWS: list[dict[str, Any]] = [
+    {
+        "_rb_key": f"t{number}#0",
+        "reward": number / 10,
+        "text": "line\u2028separator \\frac{1}{2}",
+        "deep": {"a": [number]},
+    }
+    for number in range(10)
+]
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    return path
+
+
+def copied(source: Path, target: Path) -> DataJob:
+    with DataJob("copy", [source], target) as job:
+        for row in job.rows():
+            job.write(row.data)
+    return job
+
+
+def values(path: Path) -> list[dict[str, Any]]:
+    return [row.value() for row in read_rows(path)]
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.zst", ".jsonl.gz", ".parquet"])
+def test_rows_survive_every_format(tmp_path: Path, ending: str) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    job = copied(source, tmp_path / f"out{ending}")
+    assert values(tmp_path / f"out{ending}") == ROWS
+    assert job.manifest.rows_in == job.manifest.rows_out == len(ROWS)
+    assert copied(tmp_path / f"out{ending}", tmp_path / "back.jsonl")
+    assert values(tmp_path / "back.jsonl") == ROWS
+
+
+def test_parquet_takes_a_field_of_the_last_row_and_of_several_types(tmp_path: Path) -> None:
+    rows = [{"id": number, "answer": number} for number in range(3000)]
+    rows += [{"id": 3000, "answer": "a word", "late": {"x": 1}}]  # type: ignore[dict-item]
+    copied(write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet")
+    back = values(tmp_path / "out.parquet")
+    assert [row["id"] for row in back] == [row["id"] for row in rows]
+    assert back[-1]["late"] == {"x": 1}
+    assert [row["answer"] for row in back] == [row["answer"] for row in rows]
+
+
+def test_the_manifest_says_how_it_was_made(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    copied(source, tmp_path / "out.jsonl")
+    manifest = json.loads((tmp_path / "out_manifest.json").read_text())
+    assert manifest["command"] == "copy"
+    assert manifest["inputs"] == [
+        {
+            "path": str(source),
+            "bytes": source.stat().st_size,
+            "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
+            "rows": 10,
+        }
+    ]
+    assert manifest["rows_in"] == manifest["rows_out"] == 10
+
+
+def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    with pytest.raises(ZeroDivisionError), DataJob("copy", [source], tmp_path / "out.jsonl") as job:
+        job.write(b"{}")
+        1 / 0  # noqa: B018
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_an_output_is_never_written_over(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    (tmp_path / "out.jsonl").write_text("precious")
+    with pytest.raises(UsageError, match="exists; choose another name or add --overwrite"):
+        copied(source, tmp_path / "out.jsonl")
+    with pytest.raises(UsageError, match="is an input as well"):
+        copied(source, source)
+    assert (tmp_path / "out.jsonl").read_text() == "precious"
+
+
+def test_the_manifest_of_a_collection_is_not_taken(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "rollouts.jsonl", ROWS)
+    (tmp_path / "rollouts_manifest.json").write_text('{"input": "tasks.jsonl"}')
+    with pytest.raises(UsageError, match="belongs to another file"):
+        copied(source, tmp_path / "rollouts.parquet")
+
+
+def test_bad_rows_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"a": 1}\n\n{"a": 2}\n[3]\n')
+    seen = RowCount()
+    with pytest.raises(BadLineError, match=r"in.jsonl:4: not a JSON object"):
+        [row.value() for row in read_rows(path, seen=seen)]
+    assert (seen.rows, seen.blank) == (3, 1)
+    path.write_text('{"a": 1}\n{"a": 2')
+    with pytest.raises(BadLineError, match=r"in.jsonl:2: not valid JSON"):
+        values(path)
+    path.write_text('{"a": 1}\n{"a": 2}')
+    assert values(path) == [{"a": 1}, {"a": 2}]
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    for name in ("a.parquet", "a.jsonl.zst"):
+        (tmp_path / name).write_bytes(b"nonsense")
+        with pytest.raises(BadFileError, match=name):
+            values(tmp_path / name)
+
+
+def test_inputs_are_files_directories_and_globs(tmp_path: Path) -> None:
+    for name in (
+        "b.jsonl",
+        "a.jsonl",
+        "a_failures.jsonl",
+        "a_tasks.jsonl",
+        "c.parquet",
+        "notes.txt",
+        ".hidden.jsonl",
+    ):
+        (tmp_path / name).touch()
+    names = [path.name for path in find_inputs([tmp_path]).paths]
+    assert names == ["a.jsonl", "b.jsonl", "c.parquet"]
+    found = find_inputs([f"{tmp_path}/a*.jsonl"])
+    assert [path.name for path in found.paths] == ["a.jsonl"]
+    assert sorted(path.name for path in found.left_out) == ["a_failures.jsonl", "a_tasks.jsonl"]
+    assert [path.name for path in find_inputs([tmp_path / "a_failures.jsonl"]).paths] == ["a_failures.jsonl"]
+    for word, message in (
+        ("nothing*.jsonl", "no such file"),
+        ("notes.txt", "not a dataset file"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            find_inputs([tmp_path / word])
+    with pytest.raises(UsageError, match="given twice"):
+        find_inputs([tmp_path / "a.jsonl", tmp_path / "." / ".." / tmp_path.name / "a.jsonl"])
+
+
+def test_manifest_names() -> None:
+    assert manifest_path(Path("x/train.jsonl.zst")).name == "train_manifest.json"
+    assert manifest_path(Path("train.parquet")).name == "train_manifest.json"
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.lists(st.dictionaries(st.text(max_size=8), JSON, max_size=4), max_size=8), block=st.booleans())
+def test_compressed_lines_hold_any_rows(
+    rows: list[dict[str, Any]], block: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rows = [row for row in rows if "_nonfinite" not in row]
+    directory = tmp_path_factory.mktemp("any")
+    plain = [orjson.loads(orjson.dumps(row)) for row in rows]
+    copied(write_jsonl(directory / "in.jsonl", plain), directory / "out.jsonl.zst")
+    assert values(directory / "out.jsonl.zst") == plain

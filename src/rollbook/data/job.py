@@ -75,6 +75,7 @@ class DataJob:
         inputs: Sequence[str | Path],
         output: Path | None = None,
         *,
+        also: Sequence[Path] = (),  # further outputs; all of them appear or none, each with its manifest
         arguments: Mapping[str, Any] | None = None,
         seed: int | None = None,
         overwrite: bool = False,
@@ -93,18 +94,28 @@ class DataJob:
         self._advance = advance
         self._seen = {path: RowCount() for path in self.paths}
         self._output = output
+        self._also = list(also)
         self._overwrite = overwrite
-        if output is not None:
-            _refuse_to_overwrite_an_input(output, self.paths)
-            refuse_existing(output, overwrite=overwrite)
-            _refuse_foreign_manifest(output)
+        outputs = [path for path in (output, *also) if path is not None]
+        if len({manifest_path(path).resolve() for path in outputs}) < len(outputs):
+            raise UsageError(f"outputs need names of their own: {', '.join(map(str, outputs))}")
+        for path in outputs:
+            _refuse_to_overwrite_an_input(path, self.paths)
+            refuse_existing(path, overwrite=overwrite)
+            _refuse_foreign_manifest(path)
 
     def __enter__(self) -> DataJob:
         # Hashing lets go of the interpreter lock, so it costs a second core and no time.
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="digest")
+        self.output: RowOutput | None = None
+        self.also: list[RowOutput] = []
         try:
-            self.output = None if self._output is None else RowOutput(self._output, overwrite=self._overwrite)
-        except BaseException:
+            if self._output is not None:
+                self.output = RowOutput(self._output, overwrite=self._overwrite)
+            for path in self._also:
+                self.also.append(RowOutput(path, overwrite=self._overwrite))
+        except BaseException as error:
+            self._end_outputs(type(error))
             self._hashing.shutdown()
             raise
         wanted = self.paths if self.output is not None else []
@@ -115,25 +126,41 @@ class DataJob:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         try:
-            if self.output is not None:
-                if kind is None:
-                    self._complete()
-                self.output.__exit__(kind, *rest)
+            if kind is None:
+                self._complete()
+                self._prepare_outputs()
+            self._end_outputs(kind)
         finally:
             self._hashing.shutdown(cancel_futures=True)
         if kind is None:
-            if self.output is None:
-                self._complete()
-            else:
-                plain = msgspec.to_builtins(self.manifest)
-                path = manifest_path(self.output.path)
-                write_atomic(path, orjson.dumps(plain, option=orjson.OPT_INDENT_2) + b"\n")
+            for output in self._outputs():
+                own = msgspec.structs.replace(
+                    self.manifest, output=str(output.path), rows_out=output.rows
+                )
+                plain = orjson.dumps(msgspec.to_builtins(own), option=orjson.OPT_INDENT_2)
+                write_atomic(manifest_path(output.path), plain + b"\n")
+
+    def _outputs(self) -> list[RowOutput]:
+        return [output for output in (self.output, *self.also) if output is not None]
+
+    def _prepare_outputs(self) -> None:
+        try:
+            for output in self._outputs():
+                output.prepare()
+        except BaseException as error:
+            self._end_outputs(type(error))
+            raise
+
+    def _end_outputs(self, kind: type[BaseException] | None) -> None:
+        for output in self._outputs():
+            output.__exit__(kind)
 
     def rows(self, path: Path | None = None) -> Iterator[Row]:
         """The rows of one input, or of all of them one after another."""
         for chosen in self.paths if path is None else [path]:
-            seen = self._seen[chosen] = RowCount()
+            seen = RowCount()
             yield from read_rows(chosen, self._advance, seen)
+            self._seen[chosen] = seen  # only a pass that saw the end knows how many there are
 
     def write(self, data: bytes) -> None:
         assert self.output is not None, "this job was made without an output"

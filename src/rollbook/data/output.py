@@ -35,6 +35,7 @@ class RowOutput:
         refuse_existing(path, overwrite=overwrite)
         self.path = path
         self.rows = 0
+        self._is_prepared = False
         self._aside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
         try:
             make_directory(path.parent)
@@ -78,7 +79,10 @@ class RowOutput:
             with contextlib.suppress(OSError):
                 self._aside.unlink(missing_ok=True)
 
-    def _finish(self) -> None:
+    def prepare(self) -> None:
+        """Everything that can fail, before the name is given; several outputs are prepared, then all named."""
+        if self._is_prepared:
+            return
         try:
             if self._stream is not self._file:
                 self._stream.close()  # writes the end of the compressed frame
@@ -88,6 +92,13 @@ class RowOutput:
             if self.path.suffix == ".parquet":
                 self._file.close()
                 self._make_parquet()
+        except OSError as error:
+            raise self._refused(error) from error
+        self._is_prepared = True
+
+    def _finish(self) -> None:
+        self.prepare()
+        try:
             self._aside.replace(self.path)
         except OSError as error:
             raise self._refused(error) from error

@@ -38,6 +38,7 @@ TOOL: dict[str, Any] = {
 class Calculator(Environment):
     """`operations` (how many there are in a problem) and `max_value` say what tasks it makes."""
 
+    stateless = True  # the same calls get the same answers
     sources = ("rollbook.envs.answers", "rollbook.envs.expressions")
 
     def __init__(self, max_turns: int = 8, operations: int = 3, max_value: int = 99) -> None:

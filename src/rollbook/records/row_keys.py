@@ -29,6 +29,15 @@ def parted(key: str) -> tuple[str, int | None]:
     return (name, int(repeat)) if mark and repeat.isdecimal() else (key, None)
 
 
+def input_id(row: Mapping[str, Any]) -> str:
+    """The name of a row of tasks: its own, or a hash of its content, whatever the order of its keys."""
+    for name in ("task_id", "id"):
+        if row.get(name) is not None:
+            return str(row[name])
+    named = {key: value for key, value in row.items() if not key.startswith("_ng_")}
+    return _hash_of(named)
+
+
 def task_of(row: Mapping[str, Any]) -> str:
     """The same for all repeats of a task; different for different tasks."""
     key = row.get(KEY)
@@ -39,8 +48,7 @@ def task_of(row: Mapping[str, Any]) -> str:
         if isinstance(value, str | int) and not isinstance(value, bool):
             return str(value) if name != TASK_INDEX else f"index-{value}"
     asked = {name: row[name] for name in _PROMPTS if name in row}
-    canonical = orjson.dumps(asked or row, option=orjson.OPT_SORT_KEYS)
-    return "row-" + hashlib.blake2b(canonical, digest_size=10).hexdigest()
+    return _hash_of(asked or row)
 
 
 def repeat_of(row: Mapping[str, Any]) -> int | None:
@@ -58,3 +66,8 @@ def row_key(row: Mapping[str, Any]) -> str | None:
         return key
     repeat = repeat_of(row)
     return None if repeat is None else key_of(task_of(row), repeat)
+
+
+def _hash_of(value: Mapping[str, Any]) -> str:
+    canonical = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    return "row-" + hashlib.blake2b(canonical, digest_size=10).hexdigest()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from rollbook.cli.common import print_json
+from rollbook.errors import UsageError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -16,11 +17,17 @@ if TYPE_CHECKING:
     from rollbook.data.job import DataManifest
     from rollbook.data.rows import Advance
 
+Choice = TypeVar("Choice", bound=str)
+
 InputFiles = Annotated[list[str], typer.Argument(help="files, directories or 'globs'")]
 Output = Annotated[
     Path, typer.Option("-o", "--output", help="the new dataset: .jsonl, .jsonl.zst or .parquet")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace an output that is there")]
+PassReward = Annotated[float, typer.Option(help="a rollout passes with at least this reward")]
+KeepTruncated = Annotated[
+    bool, typer.Option("--keep-truncated", help="also answers that a limit of tokens or turns cut off")
+]
 Seed = Annotated[int, typer.Option(help="the same seed gives the same bytes")]
 
 
@@ -32,6 +39,14 @@ def reading(
     from rollbook.data.inputs import find_inputs
 
     return byte_progress(total=find_inputs(words).bytes * passes, label=label, quiet=quiet)
+
+
+def one_of(given: str, choices: Sequence[Choice], option: str) -> Choice:
+    """The choice that was typed."""
+    for choice in choices:
+        if choice == given:
+            return choice
+    raise UsageError(f"{option} {given}: choose {' or '.join(choices)}")
 
 
 def print_manifest(manifest: DataManifest, as_json: bool, *, lines: Sequence[str] = ()) -> None:

@@ -1,0 +1,212 @@
+"""Per task: how often it is passed, and what that says about k tries.
+
+pass@k is the unbiased estimate over n rollouts of which c passed: 1 - C(n-c, k) / C(n, k), the share of the
+k-subsets with at least one pass. A task with fewer than k rollouts says nothing about k and is left out of
+that mean; how many tasks it stands for is beside it. The lines carry the keys of the ecosystem's reward
+profiles (`mean/reward`, `num_rollouts`, ...), with the task's own row under `sample`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from rollbook.data.job import DataJob, DataManifest
+from rollbook.data.rows import Advance
+from rollbook.data.table import RolloutTable, pick
+from rollbook.errors import UsageError
+from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX
+
+PASSES_OVER_INPUT = 2
+# Of a collected row, what belongs to the rollout and not to the task.
+ROLLOUT_FIELDS = frozenset(
+    {KEY, ROLLOUT_INDEX, "reward", "response", "stop_reason", "num_turns", "logs", "source"}
+)
+_QUESTION = """
+    select
+        min(row), any_value(task), min(task_index), count(*), count(reward),
+        count(*) filter (reward >= ?),
+        avg(reward), stddev_samp(reward), min(reward), max(reward), median(reward),
+        avg(output_tokens), max(output_tokens), avg(input_tokens), count(*) filter (truncated)
+    from rollouts group by task order by min(row)
+"""
+
+
+class Band(NamedTuple):
+    """A range of pass rates, both ends included."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str) -> Band:
+        low, mark, high = text.partition("..")
+        try:
+            band = cls(float(low or 0), float(high or 1)) if mark else None
+        except ValueError:
+            band = None
+        if band is None or not 0 <= band.low <= band.high <= 1:
+            raise UsageError(f"a band of pass rates is written like 0.1..0.9, not {text!r}")
+        return band
+
+
+class TaskProfile(NamedTuple):
+    row: int  # the first row of the task in the dataset
+    task_id: str
+    task_index: int | None
+    rollouts: int
+    rewarded: int
+    passed: int
+    reward_mean: float | None
+    reward_std: float | None
+    reward_min: float | None
+    reward_max: float | None
+    reward_median: float | None
+    output_tokens_mean: float | None
+    output_tokens_max: int | None
+    input_tokens_mean: float | None
+    truncated: int
+
+    @property
+    def pass_rate(self) -> float | None:
+        return self.passed / self.rewarded if self.rewarded else None
+
+    def is_in(self, band: Band | None) -> bool:
+        rate = self.pass_rate
+        return band is None or (rate is not None and band.low <= rate <= band.high)
+
+
+def pass_at_k(rollouts: int, passed: int, k: int) -> float | None:
+    """None where there are fewer than k rollouts."""
+    if rollouts < k:
+        return None
+    return 1.0 - math.comb(rollouts - passed, k) / math.comb(rollouts, k)
+
+
+def task_profiles(table: RolloutTable, pass_reward: float) -> Iterator[TaskProfile]:
+    """In the order in which the tasks first appear."""
+    return (TaskProfile(*line) for line in table.ask(_QUESTION, [pass_reward]))
+
+
+def profile(
+    inputs: Sequence[str | Path],
+    output: Path | None,
+    *,
+    pass_reward: float = 1.0,
+    ks: Sequence[int] = (),
+    band: Band | None = None,
+    overwrite: bool = False,
+    advance: Advance = lambda _: None,
+) -> DataManifest:
+    """One line a task; with a band, only of the tasks whose pass rate is in it."""
+    arguments = {"pass_reward": pass_reward, "k": list(ks), "band": list(band) if band else None}
+    with (
+        DataJob("profile", inputs, output, arguments=arguments, overwrite=overwrite, advance=advance) as job,
+        RolloutTable(job.rows()) as table,
+    ):
+        ks = ks or _powers_of_two(table)
+        summary = _Summary(ks)
+        expected = table.one("select max(n) from (select count(*) n from rollouts group by task)")[0] or 0
+        first = table.row_numbers("select min(row) from rollouts group by task")
+        # Both come in the order in which the tasks first appear, so neither has to be held.
+        samples = pick(job.rows(), first) if output is not None else repeat(None)
+        for task, sample in zip(task_profiles(table, pass_reward), samples, strict=False):
+            summary.add(task)
+            if not task.is_in(band):
+                job.count("tasks_outside_band")
+            elif sample is not None:
+                own = {k: v for k, v in sample[1].value().items() if k not in ROLLOUT_FIELDS}
+                job.write(orjson.dumps(_line(task, ks, expected, own)))
+        job.manifest.details = summary.report()
+        job.manifest.coverage = summary.coverage(expected)
+    return job.manifest
+
+
+def _line(task: TaskProfile, ks: Sequence[int], expected: int, sample: dict[str, Any]) -> dict[str, Any]:
+    index = {TASK_INDEX: task.task_index} if task.task_index is not None else {}
+    missing = expected - task.rollouts
+    return {
+        "task_id": task.task_id,
+        **index,
+        "pass_rate": task.pass_rate,
+        **{f"pass@{k}": pass_at_k(task.rewarded, task.passed, k) for k in ks},
+        "mean/reward": task.reward_mean,
+        "std/reward": task.reward_std,
+        "min/reward": task.reward_min,
+        "max/reward": task.reward_max,
+        "median/reward": task.reward_median,
+        "mean/output_tokens": task.output_tokens_mean,
+        "max/output_tokens": task.output_tokens_max,
+        "mean/input_tokens": task.input_tokens_mean,
+        "num_rollouts": task.rollouts,
+        "num_rewards": task.rewarded,
+        "num_passed": task.passed,
+        "num_truncated": task.truncated,
+        "expected_num_rollouts": expected,
+        "missing_num_rollouts": missing,
+        "sample": sample,
+    }
+
+
+def _powers_of_two(table: RolloutTable) -> list[int]:
+    most = table.one("select max(n) from (select count(reward) n from rollouts group by task)")[0] or 1
+    return [2**power for power in range(most.bit_length()) if 2**power <= most]
+
+
+class _Summary:
+    """Over the tasks: each task counts once, whatever the number of its rollouts."""
+
+    def __init__(self, ks: Sequence[int]) -> None:
+        self._ks = ks
+        self._tasks = self._rollouts = self._rewarded = 0
+        self._never = self._always = self._unknown = 0
+        self._sums = dict.fromkeys(ks, 0.0)
+        self._counts = dict.fromkeys(ks, 0)
+        self._bins = [0] * 10
+
+    def add(self, task: TaskProfile) -> None:
+        self._tasks += 1
+        self._rollouts += task.rollouts
+        self._rewarded += task.rewarded
+        rate = task.pass_rate
+        if rate is None:
+            self._unknown += 1
+            return
+        self._never += rate == 0
+        self._always += rate == 1
+        self._bins[min(9, int(rate * 10))] += 1
+        for k in self._ks:
+            if (estimate := pass_at_k(task.rewarded, task.passed, k)) is not None:
+                self._sums[k] += estimate
+                self._counts[k] += 1
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "tasks": self._tasks,
+            "rollouts": self._rollouts,
+            "never_passed": self._never,
+            "always_passed": self._always,
+            "without_reward": self._unknown,
+            "pass_at_k": {
+                str(k): {
+                    "mean": self._sums[k] / self._counts[k] if self._counts[k] else None,
+                    "tasks": self._counts[k],
+                }
+                for k in self._ks
+            },
+            "pass_rate_histogram": self._bins,
+        }
+
+    def coverage(self, expected: int) -> dict[str, int]:
+        planned = expected * self._tasks
+        return {
+            "expected": planned,
+            "ok": self._rewarded,
+            "without_reward": self._rollouts - self._rewarded,
+            "missing": planned - self._rollouts,
+        }

@@ -1,0 +1,200 @@
+"""Grade stored responses again, without the model: another grader, or the same one mended.
+
+Each stored reply is played to the environment as if the policy had just given it, turn by turn. That is only
+fair to an environment whose grade depends on nothing but the task and the replies, which is what `stateless`
+says; others are refused unless asked for. What the environment answered this time is compared with what it
+answered then, and every change of reward is in the report. The old reward stays in the row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from rollbook.data.job import DataJob, DataManifest
+from rollbook.data.rollouts import reward_of
+from rollbook.data.rows import Advance, Row
+from rollbook.envs.agent import EnvironmentAgent, Episode
+from rollbook.envs.agents import GYM, VERIFIERS
+from rollbook.envs.base import EnvironmentFactory, SharingFactory, Task
+from rollbook.envs.registry import environment_class, environment_factory
+from rollbook.errors import UsageError
+from rollbook.policies.base import Completion, FailureKind, Message, Request, RolloutFailure
+from rollbook.policies.conversion import text_of, to_chat
+from rollbook.records.row_keys import KEY, repeat_of, task_of
+
+OLD_REWARD = "reward_before"
+_TOGETHER = 64  # rows graded at once: a judge answers over the network
+_SAME = 1e-9
+
+
+def reverify(
+    inputs: Sequence[str | Path],
+    output: Path,
+    env: Mapping[str, Any],
+    *,
+    force: bool = False,
+    pass_reward: float = 1.0,
+    overwrite: bool = False,
+    advance: Advance = lambda _: None,
+) -> DataManifest:
+    """`env` is the environment of a config: its name and settings."""
+    make_environment = _graders(env, force)
+    with DataJob(
+        "reverify", inputs, output, arguments={"env": dict(env)}, overwrite=overwrite, advance=advance
+    ) as job:
+        changes = _Changes(pass_reward)
+        asyncio.run(_grade_and_close(job, make_environment, changes))
+        job.manifest.details = changes.report()
+    return job.manifest
+
+
+def _graders(env: Mapping[str, Any], force: bool) -> EnvironmentFactory:
+    name = str(env.get("name") or "")
+    if not name or name == GYM or name.startswith(VERIFIERS):
+        raise UsageError(
+            f"env {name or '?'} cannot grade a stored response; name one of ours, module:Class "
+            "or path.py:Class"
+        )
+    if not environment_class(name).stateless and not force:
+        raise UsageError(
+            f"env {name} does not say that it is stateless, so grading again may mean something else; "
+            "set stateless = True on the class, or add --force"
+        )
+    return environment_factory(name, {key: value for key, value in env.items() if key != "name"})
+
+
+async def _grade_and_close(job: DataJob, make_environment: EnvironmentFactory, changes: _Changes) -> None:
+    try:
+        await _grade_all(job, make_environment, changes)
+    finally:
+        if isinstance(make_environment, SharingFactory):  # a judge's connections
+            await make_environment.close()
+
+
+async def _grade_all(job: DataJob, make_environment: EnvironmentFactory, changes: _Changes) -> None:
+    rows = job.rows()
+    while batch := list(islice(rows, _TOGETHER)):
+        graded = await asyncio.gather(*(_grade(row, make_environment) for row in batch))
+        for value, outcome in graded:
+            if isinstance(outcome, RolloutFailure):
+                # Nothing is dropped and nothing made up: the row keeps its reward and says why.
+                job.count(f"failed_{outcome.kind}")
+                value["reverify_error"] = str(outcome)
+                changes.failed += 1
+            else:
+                _take_over(value, outcome, job, changes)
+            job.write(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+async def _grade(
+    row: Row, make_environment: EnvironmentFactory
+) -> tuple[dict[str, Any], Episode | RolloutFailure]:
+    value = row.value()
+    value.pop("reverify_error", None)
+    replies = _stored_replies(value)
+    if not replies:
+        return value, RolloutFailure(FailureKind.BAD_ANSWER, "the row holds no reply to grade")
+    try:
+        params = value["responses_create_params"]
+        task = Task(
+            id=task_of(value),
+            row=value,
+            messages=to_chat(params["input"], params.get("instructions")),
+            tools=params.get("tools") or [],
+            repeat=repeat_of(value) or 0,
+        )
+    except (KeyError, TypeError, AttributeError):
+        raise row.refuse("has no responses_create_params.input, so there is nothing to grade") from None
+    agent = EnvironmentAgent(make_environment, _Replay(replies), max_turns=len(replies))
+    try:
+        return value, await agent.run(task)
+    except RolloutFailure as failure:
+        return value, failure
+
+
+def _take_over(value: dict[str, Any], episode: Episode, job: DataJob, changes: _Changes) -> None:
+    old = reward_of(value)
+    told = [text_of(message) for message in _stored(value) if message["role"] != "assistant"]
+    now = [text_of(message) for message in episode.messages if message.get("role") != "assistant"]
+    if told[: len(now)] != now[: len(told)]:
+        job.count("environment_answered_otherwise")
+    changes.add(value.get(KEY), old, episode.reward)
+    value[OLD_REWARD] = old
+    value["reward"] = episode.reward
+    for step in episode.steps:
+        value.update({name: number for name, number in step.metrics.items() if name != "reward"})
+
+
+class _Replay:
+    """A policy that says again what was said."""
+
+    def __init__(self, replies: Sequence[Message]) -> None:
+        self._replies = iter(replies)
+
+    async def act(self, request: Request) -> Completion:
+        return Completion(message=next(self._replies))
+
+    async def close(self) -> None:
+        return None
+
+
+def _stored(value: Mapping[str, Any]) -> list[Message]:
+    response = value.get("response")
+    output = response.get("output") if isinstance(response, Mapping) else None
+    return to_chat(output) if output else []
+
+
+def _stored_replies(value: Mapping[str, Any]) -> list[Message]:
+    return [message for message in _stored(value) if message["role"] == "assistant"]
+
+
+class _Changes:
+    """What became of the rewards."""
+
+    def __init__(self, pass_reward: float) -> None:
+        self._pass = pass_reward
+        self.failed = 0
+        self._same = self._up = self._down = self._new = 0
+        self._now_pass = self._now_fail = 0
+        self._before_sum = self._after_sum = 0.0
+        self._compared = 0
+        self._examples: list[dict[str, Any]] = []
+
+    def add(self, key: Any, old: float | None, new: float) -> None:
+        if old is None:
+            self._new += 1
+            return
+        self._compared += 1
+        self._before_sum += old
+        self._after_sum += new
+        if abs(new - old) <= _SAME:
+            self._same += 1
+            return
+        self._up += new > old
+        self._down += new < old
+        self._now_pass += old < self._pass <= new
+        self._now_fail += new < self._pass <= old
+        if len(self._examples) < 10:
+            self._examples.append({"key": key, "before": old, "after": new})
+
+    def report(self) -> dict[str, Any]:
+        mean = self._compared or 1
+        return {
+            "unchanged": self._same,
+            "raised": self._up,
+            "lowered": self._down,
+            "now_pass": self._now_pass,
+            "now_fail": self._now_fail,
+            "had_no_reward": self._new,
+            "failed": self.failed,
+            "compared": self._compared,
+            "mean_before": self._before_sum / mean if self._compared else None,
+            "mean_after": self._after_sum / mean if self._compared else None,
+            "examples": self._examples,
+        }

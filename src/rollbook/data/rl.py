@@ -1,0 +1,82 @@
+"""Task rows for RL, each with the pass rate that its rollouts showed.
+
+With the file the tasks came from, its rows are used as they are; without it, a task's row is what its first
+rollout carried along. A band of pass rates makes it a curriculum: neither hopeless nor solved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from rollbook.data.job import DataJob, DataManifest
+from rollbook.data.profile import ROLLOUT_FIELDS, Band, TaskProfile, task_profiles
+from rollbook.data.rows import Advance, read_rows
+from rollbook.data.table import RolloutTable, pick
+from rollbook.errors import UsageError
+from rollbook.records.row_keys import input_id
+
+PASSES_OVER_INPUT = 2
+
+
+def rl(
+    inputs: Sequence[str | Path],
+    output: Path,
+    *,
+    tasks: Path | None = None,
+    pass_reward: float = 1.0,
+    band: Band | None = None,
+    overwrite: bool = False,
+    advance: Advance = lambda _: None,
+) -> DataManifest:
+    arguments: dict[str, Any] = {"tasks": str(tasks) if tasks else None, "pass_reward": pass_reward}
+    arguments["band"] = list(band) if band else None
+    with (
+        DataJob("rl", inputs, output, arguments=arguments, overwrite=overwrite, advance=advance) as job,
+        RolloutTable(job.rows()) as table,
+    ):
+        if tasks is None:
+            first = table.row_numbers("select min(row) from rollouts group by task")
+            found = zip(task_profiles(table, pass_reward), pick(job.rows(), first), strict=False)
+            for task, (_, row) in found:
+                own = {key: value for key, value in row.value().items() if key not in ROLLOUT_FIELDS}
+                _write(job, own, task, band)
+        else:
+            _join(job, table, tasks, pass_reward, band)
+    return job.manifest
+
+
+def _join(job: DataJob, table: RolloutTable, tasks: Path, pass_reward: float, band: Band | None) -> None:
+    """The rows of the task file in their order; the profiles of a file's tasks fit in memory."""
+    profiles = {task.task_id: task for task in task_profiles(table, pass_reward)}
+    for number, row in enumerate(read_rows(tasks)):
+        value = row.value()
+        task = profiles.pop(input_id(value), None) or profiles.pop(f"index-{number}", None)
+        if task is None:
+            job.count("tasks_without_rollouts")
+        else:
+            _write(job, value, task, band)
+    if profiles:
+        shown = ", ".join(islice(profiles, 3))
+        raise UsageError(
+            f"{len(profiles)} tasks of the rollouts are not in {tasks} (among them {shown}); "
+            "give the file they were collected from, or leave out --tasks"
+        )
+
+
+def _write(job: DataJob, row: dict[str, Any], task: TaskProfile, band: Band | None) -> None:
+    if not task.is_in(band):
+        job.count("tasks_without_reward" if task.pass_rate is None else "tasks_outside_band")
+        return
+    numbers = {
+        "pass_rate": task.pass_rate,
+        "num_rollouts": task.rollouts,
+        "mean_reward": task.reward_mean,
+        "std_reward": task.reward_std,
+    }
+    row.setdefault("task_id", task.task_id)
+    job.write(orjson.dumps(row | numbers))

@@ -1,0 +1,88 @@
+"""What a collected row says: who it is, what was asked, what was answered, what it earned.
+
+Rows of this ecosystem hold Responses (`responses_create_params`, `response`); datasets hold chat. Both are
+read here, and nowhere else: everything that makes datasets asks these functions.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollbook.policies.base import Message
+from rollbook.policies.conversion import chat_tools, to_chat
+
+Value = dict[str, Any]
+
+
+def reward_of(row: Mapping[str, Any]) -> float | None:
+    """A finite number, or None: a missing reward is never a zero."""
+    reward = row.get("reward")
+    if isinstance(reward, int | float) and math.isfinite(reward):
+        return float(reward)
+    return None
+
+
+def output_tokens_of(row: Mapping[str, Any]) -> int | None:
+    return _usage(row).get("output_tokens")
+
+
+def input_tokens_of(row: Mapping[str, Any]) -> int | None:
+    return _usage(row).get("input_tokens")
+
+
+def is_truncated(row: Mapping[str, Any]) -> bool:
+    """Cut off by a limit of tokens or turns: not an example of how to finish."""
+    response = row.get("response")
+    status = response.get("status") if isinstance(response, Mapping) else None
+    return status == "incomplete" or row.get("stop_reason") in ("length", "max_turns")
+
+
+def prompt_of(row: Mapping[str, Any]) -> list[Message]:
+    params = row.get("responses_create_params")
+    if not isinstance(params, Mapping) or not params.get("input"):
+        return []
+    return with_objects(to_chat(params["input"], params.get("instructions")))
+
+
+def reply_of(row: Mapping[str, Any]) -> list[Message]:
+    """Everything after the prompt: replies with reasoning and tool calls, tool results, further turns."""
+    response = row.get("response")
+    output = response.get("output") if isinstance(response, Mapping) else None
+    return with_objects(to_chat(output)) if isinstance(output, list | str) and output else []
+
+
+def tools_of(row: Mapping[str, Any]) -> list[Value]:
+    params = row.get("responses_create_params")
+    tools = params.get("tools") if isinstance(params, Mapping) else None
+    if not tools and isinstance(response := row.get("response"), Mapping):
+        tools = response.get("tools")
+    return chat_tools(tools) if isinstance(tools, list) else []
+
+
+def with_objects(messages: Sequence[Message]) -> list[Message]:
+    """Arguments of tool calls as objects, which chat templates write out; text in JSON would be quoted twice.
+
+    Arguments that are no JSON object stay the text the model wrote.
+    """
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            function = call.get("function")
+            if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+                try:
+                    parsed = json.loads(function["arguments"])
+                except ValueError:
+                    continue
+                if isinstance(parsed, dict):
+                    function["arguments"] = parsed
+    return list(messages)
+
+
+def _usage(row: Mapping[str, Any]) -> dict[str, int]:
+    response = row.get("response")
+    usage = response.get("usage") if isinstance(response, Mapping) else None
+    if not isinstance(usage, Mapping):
+        return {}
+    return {key: value for key, value in usage.items() if isinstance(value, int)}

@@ -1,0 +1,138 @@
+"""A narrow table of a dataset: a few numbers a rollout, by task, however many there are.
+
+Repeats of a task stand anywhere in a file, since results are written as they complete. To bring them together
+without holding the rows, one pass puts who each row is and what it earned into DuckDB, which spills to the
+disk; a question to the table then names the rows that matter, and a second pass picks those.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from rollbook.data.rollouts import input_tokens_of, is_truncated, output_tokens_of, reward_of
+from rollbook.data.rows import Row
+from rollbook.records.row_keys import TASK_INDEX, repeat_of, task_of
+
+_BATCH = 20_000
+_SCHEMA = pa.schema(
+    [
+        ("row", pa.int64()),  # its number in the dataset, from 0, over all inputs
+        ("task", pa.string()),
+        ("repeat", pa.int64()),
+        ("task_index", pa.int64()),
+        ("reward", pa.float64()),
+        ("input_tokens", pa.int64()),
+        ("output_tokens", pa.int64()),
+        ("truncated", pa.bool_()),
+    ]
+)
+
+
+class RolloutTable:
+    """Use as a context manager: its temporary files go with it."""
+
+    def __init__(self, rows: Iterable[Row], *, memory: str = "512MB") -> None:
+        self._directory = tempfile.mkdtemp(prefix="rollbook-table-")
+        self._connection = duckdb.connect(":memory:")
+        self._connection.execute(f"set memory_limit = '{memory}'")
+        self._connection.execute(f"set temp_directory = '{self._directory}'")  # what does not fit goes there
+        empty = _SCHEMA.empty_table()
+        self._connection.from_arrow(empty).create("rollouts")
+        try:
+            self._fill(rows)
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, question: str, parameters: list[Any] | None = None) -> Iterator[tuple[Any, ...]]:
+        cursor = self._connection.cursor().execute(question, parameters or [])
+        while chunk := cursor.fetchmany(_BATCH):
+            yield from chunk
+
+    def one(self, question: str, parameters: list[Any] | None = None) -> tuple[Any, ...]:
+        return next(self.ask(question, parameters))
+
+    def row_numbers(self, question: str, parameters: list[Any] | None = None) -> np.ndarray[Any, Any]:
+        """The first column of an answer, sorted, for `pick`."""
+        column = self._connection.cursor().execute(question, parameters or []).fetchnumpy()
+        (numbers,) = column.values()
+        return np.sort(np.asarray(numbers, dtype=np.int64))
+
+    def close(self) -> None:
+        self._connection.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def __enter__(self) -> RolloutTable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _fill(self, rows: Iterable[Row]) -> None:
+        columns: list[list[Any]] = [[] for _ in _SCHEMA]
+        for number, row in enumerate(rows):
+            for column, value in zip(columns, _line(number, row), strict=True):
+                column.append(value)
+            if len(columns[0]) == _BATCH:
+                self._insert(columns)
+                columns = [[] for _ in _SCHEMA]
+        self._insert(columns)
+
+    def _insert(self, columns: list[list[Any]]) -> None:
+        batch = pa.Table.from_arrays(
+            [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)],
+            schema=_SCHEMA,
+        )
+        self._connection.from_arrow(batch).insert_into("rollouts")
+
+
+def pick(rows: Iterable[Row], numbers: np.ndarray[Any, Any]) -> Iterator[tuple[int, Row]]:
+    """The rows of these numbers, which must be sorted, in one pass."""
+    wanted = iter(numbers.tolist())
+    following = next(wanted, None)
+    for number, row in enumerate(rows):
+        if number == following:
+            yield number, row
+            following = next(wanted, None)
+
+
+class Spool:
+    """Chosen rows kept on the disk, to be taken out in any order."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(prefix="rollbook-spool-")  # noqa: SIM115
+        self._places: dict[int, tuple[int, int]] = {}
+
+    def put(self, number: int, data: bytes) -> None:
+        self._places[number] = (self._file.seek(0, 2), len(data))
+        self._file.write(data)
+
+    def take(self, number: int) -> bytes:
+        start, size = self._places[number]
+        self._file.seek(start)
+        return self._file.read(size)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _line(number: int, row: Row) -> tuple[Any, ...]:
+    value = row.value()
+    index = value.get(TASK_INDEX)
+    return (
+        number,
+        task_of(value),
+        repeat_of(value),
+        index if isinstance(index, int) else None,
+        reward_of(value),
+        input_tokens_of(value),
+        output_tokens_of(value),
+        is_truncated(value),
+    )

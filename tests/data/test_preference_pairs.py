@@ -1,0 +1,113 @@
+"""Pairs stay within one task, keep the gap, use each rollout once, and count what they leave out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollbook.cli.main import main
+from rollbook.data.pairs import pairs
+from rollout_rows import message, read, rollout, tool_use, write_rows
+
+REWARDS = st.one_of(st.none(), st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 1.0]), st.floats(0, 1))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rewards=st.dictionaries(
+        st.sampled_from(list("abcdef")), st.lists(REWARDS, min_size=1, max_size=6), min_size=1
+    ),
+    gap=st.sampled_from([0.0, 0.2, 0.5]),
+    per_task=st.integers(1, 3),
+    order=st.randoms(use_true_random=False),
+)
+def test_pairs_never_cross_tasks(
+    rewards: dict[str, list[float | None]],
+    gap: float,
+    per_task: int,
+    order: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    directory = tmp_path_factory.mktemp("pairs")
+    rows = [
+        rollout(task, repeat, reward) for task, some in rewards.items() for repeat, reward in enumerate(some)
+    ]
+    order.shuffle(rows)
+    pairs([write_rows(directory / "r.jsonl", rows)], directory / "p.jsonl", min_gap=gap, per_task=per_task)
+    made = read(directory / "p.jsonl")
+    used: Counter[str] = Counter()
+    for pair in made:
+        task = pair["task_id"]
+        sides = [pair[side][0]["content"] for side in ("chosen", "rejected")]
+        assert all(side.startswith(f"{task} by try") for side in sides)
+        assert pair["prompt"] == [{"role": "user", "content": f"Do {task}."}]
+        assert pair["chosen_reward"] > pair["rejected_reward"]
+        assert pair["chosen_reward"] - pair["rejected_reward"] >= gap - 1e-6
+        used.update(sides)
+    assert max(used.values(), default=1) == 1
+    for task, some in rewards.items():
+        known = sorted(reward for reward in some if reward is not None)
+        wanted = min(
+            per_task,
+            sum(
+                1
+                for place in range(len(known) // 2)
+                if known[-1 - place] > known[place] and known[-1 - place] - known[place] >= gap - 1e-9
+            ),
+        )
+        assert sum(pair["task_id"] == task for pair in made) == wanted
+
+
+def test_what_cannot_be_paired_is_counted(tmp_path: Path) -> None:
+    rows = [
+        rollout("same", 0, 1.0, text="x"), rollout("same", 1, 0.0, text="x"),
+        rollout("other", 0, 1.0, prompt="A?"), rollout("other", 1, 0.0, prompt="B?"),
+        rollout("silent", 0, 1.0), rollout("silent", 1, 0.0, output=[]),
+        rollout("cut", 0, 1.0), rollout("cut", 1, 0.0, stop_reason="length"),
+        rollout("lost", 0, 1.0), rollout("lost", 1, None),
+        rollout("good", 0, 1.0), rollout("good", 1, 0.0),
+    ]  # fmt: skip
+    source = write_rows(tmp_path / "r.jsonl", rows)
+    manifest = pairs([source], tmp_path / "p.jsonl")
+    assert [pair["task_id"] for pair in read(tmp_path / "p.jsonl")] == ["good"]
+    assert manifest.counts["prompts_differ"] == 1
+    assert manifest.counts["same_reply"] == 1
+    assert manifest.counts["without_prompt_or_reply"] == 1
+    assert manifest.counts["without_reward"] == 1
+    pairs([source], tmp_path / "q.jsonl", keep_truncated=True)
+    assert {pair["task_id"] for pair in read(tmp_path / "q.jsonl")} == {"good", "cut"}
+
+
+def test_the_layout_of_llamafactory(tmp_path: Path) -> None:
+    rows = [
+        rollout("a", 0, 1.0),
+        rollout("a", 1, 0.0),
+        rollout("b", 0, 1.0, output=tool_use("b")),
+        rollout("b", 1, 0.0),
+    ]
+    rows[0]["response"]["output"] = [message("yes")]
+    manifest = pairs(
+        [write_rows(tmp_path / "r.jsonl", rows)], tmp_path / "lf" / "dpo.jsonl", as_format="llamafactory"
+    )
+    (made,) = read(tmp_path / "lf" / "dpo.jsonl")
+    assert made["conversations"] == [{"from": "human", "value": "Do a."}]
+    assert made["chosen"] == {"from": "gpt", "value": "yes"}
+    assert manifest.counts["llamafactory_reply_of_several_turns"] == 1
+    info = (tmp_path / "lf" / "dataset_info.json").read_text()
+    assert '"ranking": true' in info and '"dpo"' in info
+
+
+def test_pairs_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_rows(tmp_path / "r.jsonl", [rollout("a", 0, 1.0), rollout("a", 1, 0.0)])
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "pairs", str(source), "-o", str(tmp_path / "p.jsonl"), "--format", "dpo"])
+    assert ended.value.code == 2
+    assert "choose trl or llamafactory" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["data", "pairs", str(source), "-o", str(tmp_path / "p.jsonl")])
+    assert "p.jsonl: 1 rows, from 2" in capsys.readouterr().out

@@ -1,0 +1,82 @@
+"""Stored responses graded again: the old reward stays, every change is told, nothing is made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollbook.cli.main import main
+from rollbook.data.reverify import reverify
+from rollbook.errors import BadLineError, UsageError
+from rollout_rows import message, read, rollout, tool_use, write_rows
+
+EXACT = {"name": "dataset", "grader": "exact"}
+
+
+def test_a_mended_grader_changes_what_it_should(tmp_path: Path) -> None:
+    rows = [
+        rollout("right", 0, 0.0, text="4"),  # graded wrongly then
+        rollout("wrong", 0, 1.0, text="5"),
+        rollout("same", 0, 1.0, text="4"),
+        rollout("none", 0, None, text="4"),
+        rollout("silent", 0, 0.5, output=[]),
+    ]
+    manifest = reverify([write_rows(tmp_path / "r.jsonl", rows)], tmp_path / "v.jsonl", EXACT)
+    made = {row["_rb_key"]: row for row in read(tmp_path / "v.jsonl")}
+    assert [(row["reward_before"], row["reward"]) for key, row in made.items() if key != "silent#0"] == [
+        (0.0, 1.0), (1.0, 0.0), (1.0, 1.0), (None, 1.0),
+    ]  # fmt: skip
+    assert made["silent#0"]["reward"] == 0.5 and "no reply" in made["silent#0"]["reverify_error"]
+    report = manifest.details
+    assert (report["raised"], report["lowered"], report["unchanged"]) == (1, 1, 1)
+    assert (report["now_pass"], report["now_fail"], report["had_no_reward"], report["failed"]) == (1, 1, 1, 1)
+    assert report["mean_before"] == pytest.approx(2 / 3) and report["mean_after"] == pytest.approx(2 / 3)
+    assert (tmp_path / "v.jsonl").read_bytes().startswith(b'{"_rb_key":')
+
+
+def test_several_turns_are_played_again(tmp_path: Path) -> None:
+    good = rollout("a", 0, 0.0, output=tool_use("a"), prompt="What is 2+2?")
+    tampered = rollout("b", 0, 0.0, output=tool_use("b"))
+    tampered["response"]["output"][2]["output"] = "5"
+    source = write_rows(tmp_path / "r.jsonl", [good, tampered])
+    manifest = reverify([source], tmp_path / "v.jsonl", {"name": "calculator"})
+    assert [row["reward"] for row in read(tmp_path / "v.jsonl")] == [1.0, 1.0]
+    assert manifest.counts["environment_answered_otherwise"] == 1
+
+
+def test_who_may_not_grade_is_told_why(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "r.jsonl", [rollout("a", 0, 1.0)])
+    (tmp_path / "own.py").write_text(
+        "from rollbook.envs import Environment, Feedback\n\n\nclass Mine(Environment):\n"
+        "    def step(self, message):\n        return Feedback(reward=0.25)\n"
+    )
+    mine = {"name": f"{tmp_path}/own.py:Mine"}
+    with pytest.raises(UsageError, match=r"stateless.*--force"):
+        reverify([source], tmp_path / "v.jsonl", mine)
+    reverify([source], tmp_path / "v.jsonl", mine, force=True)
+    assert read(tmp_path / "v.jsonl")[0]["reward"] == 0.25
+    with pytest.raises(UsageError, match="cannot grade a stored response"):
+        reverify([source], tmp_path / "w.jsonl", {"name": "verifiers:x"})
+    bad = write_rows(tmp_path / "bad.jsonl", [{"response": {"output": [message("4")]}}])
+    with pytest.raises(BadLineError, match=r"bad.jsonl:1: has no responses_create_params.input"):
+        reverify([bad], tmp_path / "w.jsonl", EXACT)
+    assert not (tmp_path / "w.jsonl").exists()
+
+
+def test_reverify_by_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "r.jsonl", [rollout("a", 0, 0.0, text="4")])
+    words = ["data", "reverify", "r.jsonl", "-o", "v.jsonl"]
+    for more, message_part in (([], "name the grader"), (["--agent", "x"], "is not in rollbook.yaml")):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, *more])
+        assert ended.value.code == 2
+        assert message_part in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--env", "name=dataset", "--env", "grader=exact"])
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert "mean reward 0 -> 1 over 1 rows" in printed and "of them now pass 1" in printed

@@ -1,0 +1,122 @@
+"""Per task: pass rates, pass@k against the closed form, and a curriculum by band."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollbook.cli.main import main
+from rollbook.data.profile import Band, pass_at_k, profile
+from rollbook.data.rl import rl
+from rollbook.errors import UsageError
+from rollout_rows import read, rollout, write_rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(rollouts=st.integers(1, 9), data=st.data())
+def test_pass_at_k_is_the_share_of_subsets_with_a_pass(rollouts: int, data: st.DataObject) -> None:
+    passed = data.draw(st.integers(0, rollouts))
+    k = data.draw(st.integers(1, rollouts))
+    outcomes = [True] * passed + [False] * (rollouts - passed)
+    subsets = [any(subset) for subset in itertools.combinations(outcomes, k)]
+    assert pass_at_k(rollouts, passed, k) == pytest.approx(sum(subsets) / len(subsets))
+
+
+def test_too_few_rollouts_say_nothing_about_k() -> None:
+    assert pass_at_k(3, 3, 4) is None
+
+
+def test_profile_of_scattered_repeats(tmp_path: Path) -> None:
+    rows = [rollout("a", 0, 1.0), rollout("b", 0, 0.0), rollout("a", 1, 0.0), rollout("b", 1, 0.0)]
+    rows += [rollout("a", 2, 1.0), rollout("c", 0, None), rollout("a", 3, 0.5, stop_reason="length")]
+    source = write_rows(tmp_path / "r.jsonl", rows)
+    manifest = profile([source], tmp_path / "p.jsonl")
+    first, second, third = read(tmp_path / "p.jsonl")
+    assert [first["task_id"], second["task_id"], third["task_id"]] == ["a", "b", "c"]
+    assert first["pass_rate"] == 0.5
+    assert first["pass@2"] == pytest.approx(1 - 1 / 6)
+    assert first["mean/reward"] == pytest.approx(0.625)
+    assert first["num_truncated"] == 1
+    assert second["pass@4"] is None
+    assert third["pass_rate"] is None and third["num_rewards"] == 0
+    assert third["missing_num_rollouts"] == 3
+    assert first["sample"]["expected_answer"] == "4" and "response" not in first["sample"]
+    assert manifest.coverage == {"expected": 12, "ok": 6, "without_reward": 1, "missing": 5}
+    assert manifest.details["pass_at_k"]["4"]["tasks"] == 1
+
+
+def test_the_order_of_rows_changes_no_number(tmp_path: Path) -> None:
+    source = random.Random(3)
+    rows = [
+        rollout(f"t{task}", repeat, source.choice([0.0, 0.5, 1.0]))
+        for task in range(30)
+        for repeat in range(5)
+    ]
+    shuffled = source.sample(rows, len(rows))
+    for name, some in (("a", rows), ("b", shuffled)):
+        profile([write_rows(tmp_path / f"{name}.jsonl", some)], tmp_path / f"{name}_profile.jsonl")
+    sides = [{line["task_id"]: line for line in read(tmp_path / f"{name}_profile.jsonl")} for name in "ab"]
+    for task, line in sides[0].items():
+        other = sides[1][task]
+        del line["sample"], other["sample"]
+        assert line == pytest.approx(other), task
+    assert len(sides[0]) == len(sides[1]) == 30
+
+
+def test_a_band_is_a_curriculum(tmp_path: Path) -> None:
+    rows = [
+        rollout(task, repeat, float(repeat < passes))
+        for task, passes in (("easy", 4), ("mid", 2), ("hard", 0))
+        for repeat in range(4)
+    ]
+    source = write_rows(tmp_path / "r.jsonl", rows)
+    tasks = write_rows(
+        tmp_path / "tasks.jsonl",
+        [{"id": name, "question": f"?{name}"} for name in ("hard", "mid", "easy", "new")],
+    )
+    manifest = rl([source], tmp_path / "rl.jsonl", tasks=tasks, band=Band.parse("0.1..0.9"))
+    assert read(tmp_path / "rl.jsonl") == [
+        {
+            "id": "mid",
+            "question": "?mid",
+            "task_id": "mid",
+            "pass_rate": 0.5,
+            "num_rollouts": 4,
+            "mean_reward": 0.5,
+            "std_reward": pytest.approx(0.57735, abs=1e-4),
+        }
+    ]
+    assert manifest.counts == {"tasks_outside_band": 2, "tasks_without_rollouts": 1}
+    rl([source], tmp_path / "own.jsonl")
+    assert [row["pass_rate"] for row in read(tmp_path / "own.jsonl")] == [1.0, 0.5, 0.0]
+    assert all(
+        "response" not in row and row["responses_create_params"] for row in read(tmp_path / "own.jsonl")
+    )
+    with pytest.raises(UsageError, match=r"3 tasks of the rollouts are not in .*other.jsonl"):
+        rl([source], tmp_path / "no.jsonl", tasks=write_rows(tmp_path / "other.jsonl", [{"id": "x"}]))
+    assert not (tmp_path / "no.jsonl").exists()
+
+
+@pytest.mark.parametrize("text", ["5", "0.5", "0.9..0.1", "a..b", "-1..1"])
+def test_bands_are_checked(text: str) -> None:
+    with pytest.raises(UsageError, match=r"0\.1\.\.0\.9"):
+        Band.parse(text)
+
+
+def test_profile_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_rows(tmp_path / "r.jsonl", [rollout("a", 0, 1.0), rollout("a", 1, 0.0)])
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "profile", str(source), "--json"])
+    assert ended.value.code == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["details"]["pass_at_k"]["1"] == {"mean": 0.5, "tasks": 1}
+    with pytest.raises(SystemExit):
+        main(["data", "profile", str(source), "-o", str(tmp_path / "p.parquet")])
+    assert "pass@2" in capsys.readouterr().out
+    assert (tmp_path / "p.parquet").exists() and (tmp_path / "p_manifest.json").exists()

@@ -73,6 +73,7 @@ def run(directory: Path, *words: str, said: list[str] | None = None) -> Progress
 def words(directory: Path, *more: str) -> list[str]:
     return [
         f"--config={directory / 'rollbook.yaml'}",
+        f"--artifacts={directory / 'artifacts'}",
         "+agent_name=a",
         f"+input_jsonl_fpath={directory / 'in.jsonl'}",
         f"+output_jsonl_fpath={directory / 'out.jsonl'}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
@@ -26,6 +27,7 @@ from collecting import (
 )
 from rollbook.collect.collector import collect
 from rollbook.collect.manifest import read_manifest
+from rollbook.collect.own_tasks import count_tasks, write_tasks
 from rollbook.collect.progress import read_progress
 from rollbook.collect.sink import ResultSink
 from rollbook.errors import BadFileError, BadLineError, LockedError, UsageError
@@ -36,6 +38,11 @@ if (pathlib.Path(__file__).parent / "broken").exists():
     raise ValueError("broken")
 return "2"
 """.strip()
+
+
+@pytest.fixture(autouse=True)
+def _history_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLBOOK_ARTIFACTS", str(tmp_path / "artifacts"))
 
 
 def until(condition: object, process: subprocess.Popen[str]) -> None:
@@ -214,6 +221,27 @@ def test_tasks_of_the_environments_own(tmp_path: Path) -> None:
         run(tmp_path, "input_jsonl_fpath=null")
 
 
+def test_tasks_that_cannot_be_made_to_the_end_leave_the_old_ones(tmp_path: Path) -> None:
+    path = tmp_path / "out_tasks.jsonl"
+    write_tasks(path, (row(f"t{number}") for number in range(3)), go_on=False)
+    before = path.read_bytes()
+
+    def fails() -> Iterator[dict[str, object]]:
+        yield from (row(f"t{number}") for number in range(4))
+        assert path.read_bytes() == before, "the new ones are not written aside"
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        write_tasks(path, fails(), go_on=True)
+    for others in ([row("t0")], [row("t0"), row("other"), row("t2")]):
+        with pytest.raises(UsageError, match="the environment now makes other tasks"):
+            write_tasks(path, others, go_on=True)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    write_tasks(path, (row(f"t{number}") for number in range(9)), go_on=True)
+    assert path.read_bytes().startswith(before) and count_tasks(path) == 9
+
+
 def test_a_commit_that_is_cut_short_loses_no_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow disk: the last background commit is still waiting for it when everything is collected."""
     small_input(tmp_path, 20)
@@ -281,7 +309,7 @@ def test_stop_after_drains(tmp_path: Path) -> None:
     progress = run(tmp_path, "stop_after=0.3s", "num_samples_in_parallel=4")
     assert 0 < progress.done < 1000
     assert (progress.status, progress.in_flight, progress.reason) == (
-        "incomplete",
+        "stopped",
         0,
         "stop_after=0.3s is over",
     )
@@ -339,7 +367,7 @@ def test_a_second_signal_stops_at_once(workers: int, tmp_path: Path) -> None:
     assert code == 130
     assert "stopped at once; type the same command to go on" in said
     assert "Traceback" not in said
-    assert read_progress(tmp_path / "out_progress.json").status == "incomplete"
+    assert read_progress(tmp_path / "out_progress.json").status == "stopped"
 
 
 def test_exit_codes_and_a_log_without_carriage_returns(tmp_path: Path) -> None:

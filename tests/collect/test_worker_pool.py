@@ -25,6 +25,11 @@ from rollbook.collect.progress import read_progress
 from rollbook.errors import RollbookError, UsageError
 
 
+@pytest.fixture(autouse=True)
+def _history_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLBOOK_ARTIFACTS", str(tmp_path / "artifacts"))
+
+
 def test_workers_do_the_same(tmp_path: Path) -> None:
     small_input(tmp_path, 30)
     config(
@@ -62,12 +67,16 @@ def test_settings_that_cannot_work_are_refused_before_any_worker(tmp_path: Path)
     assert run(tmp_path, "resume=never").done == 3  # the attempt left nothing that stands in the way
 
 
-def test_workers_that_all_die_end_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parallel", [1, 50])
+def test_workers_that_all_die_end_it(parallel: int, tmp_path: Path) -> None:
+    """With that error, before every rollout is given up: there is nothing wrong with them."""
     small_input(tmp_path, 50)
     policy = script(tmp_path, "return '2'")
     with (tmp_path / "script.py").open("a") as file:
         file.write("\nimport sys\nif 'worker' in sys.argv[0]:\n    os._exit(7)\n")
     config(tmp_path, policy)
     with pytest.raises(RollbookError, match=r"5 worker processes in a row died .*with exit code 7"):
-        run(tmp_path, "workers=2", "num_samples_in_parallel=1")
-    assert read_progress(tmp_path / "out_progress.json").status == "incomplete"
+        run(tmp_path, "workers=2", f"num_samples_in_parallel={parallel}")
+    progress = read_progress(tmp_path / "out_progress.json")
+    assert progress.status == "incomplete"
+    assert progress.failed == 0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from collecting import command, results
 from env_helpers import question, task_of
 from fake_servers import Handler, Told, serving, serving_bytes
 from rollbook.envs.agent import Episode
@@ -150,3 +152,43 @@ def test_a_truncated_response_says_so() -> None:
     cut = {**RESPONSE, "incomplete_details": {"reason": "max_output_tokens"}}
     (episode,) = episodes(Told({"response": cut, "reward": 0.5}), question())
     assert (episode.stop_reason, episode.reward) == ("length", 0.5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_real_inputs_are_collected_as_they_are(peer_fixtures: Path, tmp_path: Path, name: str) -> None:
+    """The command itself, against a server that answers with the bytes such a server once answered."""
+    inputs = peer_fixtures / "nemo_gym" / f"{name}.jsonl"
+    recorded = (peer_fixtures / "nemo_gym" / f"{name}_rollouts.jsonl").read_bytes().splitlines()
+    place = {json.loads(line).get("_ng_task_index", at): line for at, line in enumerate(recorded)}
+    answers = [place[at] for at in range(len(recorded))]
+    rows = [json.loads(line) for line in inputs.read_bytes().splitlines()]
+    prompts = [row["responses_create_params"]["input"] for row in rows]
+    sent: list[dict[str, Any]] = []
+
+    def replay(asked: dict[str, Any]) -> bytes:
+        sent.append(asked)
+        return answers[prompts.index(asked["responses_create_params"]["input"])]
+
+    async def play() -> subprocess.CompletedProcess[str]:
+        async with serving(Told(replay)) as url:
+            agent = {"env": {"name": "gym", "url": url}}
+            (tmp_path / "rollbook.yaml").write_text(json.dumps({"agents": {"a": agent}}))
+            (tmp_path / "in.jsonl").write_bytes(inputs.read_bytes())
+            return await asyncio.to_thread(command, tmp_path, "+num_repeats=2")
+
+    ended = asyncio.run(play())
+    assert ended.returncode == 0, ended.stderr
+    collected = results(tmp_path / "out.jsonl")
+    assert len({row["_rb_key"] for row in collected}) == len(collected) == 2 * len(rows)
+    for row in collected:
+        given, answer = rows[row["_ng_task_index"]], json.loads(answers[row["_ng_task_index"]])
+        assert (row["response"], row["reward"]) == (answer["response"], answer["reward"])
+        said = {key: value for key, value in answer.items() if not key.startswith("_ng_")}
+        assert {key: row[key] for key in {**given, **said}} == {**given, **said, **_params(given)}
+    for asked in sent:
+        own = {key: value for key, value in asked.items() if not key.startswith("_ng_")}
+        assert own in rows
+
+
+def _params(row: dict[str, Any]) -> dict[str, Any]:
+    return {"responses_create_params": row["responses_create_params"]}

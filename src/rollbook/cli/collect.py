@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollbook.cli.common import AsJson, duration, number, print_json
+from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, duration, number, print_json
 from rollbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from rollbook.collect.progress import Progress
+    from rollbook.collect.settings import CollectSettings
+    from rollbook.runs.jobs.job import Job
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 INCOMPLETE, INTERRUPTED = 3, 130
@@ -35,11 +38,17 @@ def collect(
     ordered: Annotated[
         bool, typer.Option("--ordered", help="put the finished output into input order")
     ] = False,
+    name: Annotated[
+        str | None, typer.Option(help="its name in the history; by default that of the output")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="leave it running and return")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="check everything, say what is left to do, send nothing")
+    ] = False,
+    artifacts: Artifacts = ARTIFACTS,
     as_json: AsJson = False,
 ) -> None:
     """Collect rollouts: +agent_name=... +input_jsonl_fpath=... +output_jsonl_fpath=... and more."""
-    from rollbook.collect.collector import Interrupted
-    from rollbook.collect.collector import collect as run_collection
     from rollbook.collect.settings import load_settings
 
     given = list(words or [])
@@ -51,17 +60,80 @@ def collect(
             "nothing to collect; add agent_name=... input_jsonl_fpath=... output_jsonl_fpath=..."
         )
     settings = load_settings(given, config=config)
-    with _Display(quiet=as_json) as show:
-        try:
-            progress = run_collection(settings, show=show, say=_say)
-        except Interrupted:
-            _say("stopped at once; type the same command to go on")
-            sys.exit(INTERRUPTED)
+    if dry_run:
+        _look_ahead(settings, as_json)
+        return
+    called = _run_name(name, Path(settings.output_jsonl_fpath))
+    command = ["rollbook", "collect", *([f"--config={config}"] if config else []), *given]
+    from rollbook.collect.history import job_of  # after everything that is refused: it takes a while
+
+    job = job_of(settings, command, name=called, artifacts=artifacts)
+    if detach:
+        _leave_running(job, as_json)
+    else:
+        _stay(settings, job, as_json)
+
+
+def _stay(settings: CollectSettings, job: Job, as_json: bool) -> None:
+    from rollbook.collect.collector import Interrupted
+    from rollbook.collect.collector import collect as run_collection
+    from rollbook.collect.history import recorded
+
+    try:
+        with recorded(job, _say) as history:
+            with _Display(quiet=as_json) as show:
+                progress = run_collection(settings, show=show, say=_say, began=history.began)
+            code = 0 if progress.missing == 0 else INCOMPLETE
+            history.ended(progress, code)
+    except Interrupted:
+        _say("stopped at once; type the same command to go on")
+        sys.exit(INTERRUPTED)
     if as_json:
         print_json(progress)
     else:
         print(_summary(progress))
-    sys.exit(0 if progress.missing == 0 else INCOMPLETE)
+    sys.exit(code)
+
+
+def _leave_running(job: Job, as_json: bool) -> None:
+    import msgspec
+
+    from rollbook.runs.jobs.detach import supervise_detached
+
+    own = [sys.executable, "-m", "rollbook", *job.command[1:]]
+    started = supervise_detached(msgspec.structs.replace(job, command=own))
+    if as_json:
+        print_json({"id": started.id, "log": started.log, "pid": started.pid, "status": "running"})
+        return
+    flag = "" if job.artifacts == ARTIFACTS else f" --artifacts {shlex.quote(str(job.artifacts))}"
+    name = shlex.quote(job.name)
+    print(f"{started.id} is running (pid {started.pid})")
+    print(f"follow it:  rollbook logs -f{flag} {name}")
+    print(f"see it:     rollbook status{flag} {name}")
+    print(f"end it:     rollbook stop{flag} {name}   (what is in flight may finish)")
+
+
+def _look_ahead(settings: CollectSettings, as_json: bool) -> None:
+    from rollbook.collect.collector import look_ahead
+
+    outlook = look_ahead(settings)
+    if as_json:
+        print_json(outlook)
+        return
+    print(
+        f"{outlook.output}: {outlook.planned} rollouts planned, {outlook.done} done, "
+        f"{outlook.missing} missing; nothing was sent"
+    )
+
+
+def _run_name(name: str | None, output: Path) -> str:
+    """A name that commands about runs can be given; that of the output is made to fit."""
+    if name is None:
+        stem = output.stem.replace("@", "_").strip() or "collection"
+        return f"{stem}_" if stem == "latest" else stem
+    if not name.strip() or name == "latest" or "@" in name:
+        raise UsageError(f"{name!r} cannot name a run; use a word without @, and not 'latest'")
+    return name
 
 
 def _say(text: str) -> None:

@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -39,13 +39,20 @@ _BAD = ("failed", "lost")
 @app.command()
 def status(
     ref: Annotated[
-        str, typer.Argument(help="the run: its id, the beginning of it, its name, or latest")
+        str,
+        typer.Argument(
+            help="the run: its id, the beginning of it, its name, or latest; or the output of a collection"
+        ),
     ] = "latest",
     artifacts: Artifacts = ARTIFACTS,
     watch: Annotated[bool, typer.Option("--watch", help="show it again every second until it ends")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show how a run stands: step, ETA, loss, last checkpoint, and why it failed if it did."""
+    from rollbook.cli.collection_status import progress_of_output
+
+    if (progress := progress_of_output(ref)) is not None:
+        _show_output(progress, watch, as_json)
     ledger = open_ledger(artifacts)
     if ref == LATEST and not ledger.path.exists():
         if as_json:
@@ -63,7 +70,7 @@ def status(
         print_json(report)
     else:
         print("\n".join(_lines(report)))
-    sys.exit(RUNNING if others and ref == LATEST else _exit_code(record))
+    sys.exit(RUNNING if others and ref == LATEST else _exit_code(record.status))
 
 
 def _chosen(ledger: Ledger, ref: str) -> tuple[RunRecord, list[str]]:
@@ -73,24 +80,46 @@ def _chosen(ledger: Ledger, ref: str) -> tuple[RunRecord, list[str]]:
     return record, [other.id for other in running if other.id != record.id]
 
 
-def _exit_code(record: RunRecord) -> int:
-    if record.is_running:
+def _show_output(progress: Path, watch: bool, as_json: bool) -> NoReturn:
+    """A collection by its output's path, without the history."""
+    from rollbook.cli.collection_status import report_of_output
+
+    report = report_of_output(progress)
+    while watch and not as_json and report["status"] == "running":
+        _draw(report)
+        report = report_of_output(progress)
+    if as_json:
+        print_json(report)
+    else:
+        print("\n".join(_lines(report)))
+    sys.exit(_exit_code(report["status"]))
+
+
+def _exit_code(status: str) -> int:
+    if status == "running":
         return RUNNING
-    return FAILED if record.status in _BAD else IDLE
+    return FAILED if status in _BAD else IDLE
 
 
 def _report(record: RunRecord, ledger: Ledger, artifacts: Path) -> dict[str, Any]:
+    from rollbook.cli.collection_status import standing_of_run
+    from rollbook.runs.jobs.collected import progress_file_of
     from rollbook.runs.jobs.finish import output_dir_of
     from rollbook.runs.standing import standing_of
 
     directory = output_dir_of(record, ledger)
-    standing = standing_of(directory) if directory is not None and directory.is_dir() else None
+    if (progress := progress_file_of(record, ledger)) is not None:
+        standing: Standing | None = standing_of_run(record, ledger, progress)
+    else:
+        standing = standing_of(directory) if directory is not None and directory.is_dir() else None
     if standing is not None and not record.is_running:
         standing.eta_s = None
     started, ended = _timestamp(record.started_at), _timestamp(record.completed_at)
     elapsed = record.duration_s
     if elapsed is None and started is not None:
         elapsed = round((time.time() if record.is_running else ended or started) - started, 1)
+        if not record.is_running and ended is None and standing is not None and standing.collection:
+            elapsed = standing.collection.get("elapsed_s") or elapsed
     return {
         "id": record.id,
         "name": record.name,
@@ -117,10 +146,17 @@ def _report(record: RunRecord, ledger: Ledger, artifacts: Path) -> dict[str, Any
 
 def _next(record: RunRecord, standing: Standing | None, artifacts: Path) -> str:
     flag = "" if artifacts == ARTIFACTS else f" --artifacts {shlex.quote(str(artifacts))}"
+    if record.is_running and not record.log:
+        return f"rollbook status --watch{flag} {record.id}   or   rollbook stop{flag} {record.id}"
     if record.is_running:
         return f"rollbook logs -f{flag} {record.id}   or   rollbook stop{flag} {record.id}"
     if record.status == "completed":
         return f"rollbook history show{flag} {record.id}"
+    from rollbook.cli.collection_status import same_command
+
+    if again := same_command(record):
+        logs = f"rollbook logs{flag} -n 50 {record.id}   or   " if record.log else ""
+        return f"{logs}the same command goes on: {again}"
     saved = standing.checkpoint if standing else None
     if record.checkpoint or (saved is not None and saved.complete):
         return f"rollbook logs{flag} {record.id}   or publish what it has: rollbook promote{flag} {record.id}"
@@ -130,30 +166,37 @@ def _next(record: RunRecord, standing: Standing | None, artifacts: Path) -> str:
 def _lines(report: dict[str, Any]) -> list[str]:
     from rollbook.cli.output import printable
 
+    known = f"  ({report['id']})" if report.get("id") else ""
     name = printable(str(report["name"] or report["id"]))
-    lines = [f"{name}: {_painted(report['status'])}  ({report['id']})"]
+    lines = [f"{name}: {_painted(report['status'])}{known}"]
     when = f"started {local_time(report['started_at'])}, {duration(report['elapsed_s'])}"
     lines.append(f"  {when}, pid {report['pid']} on {report['host']}")
     lines += [f"  {line}" for line in _standing_lines(report["standing"])]
-    why = why_failed(report["reason"], report["error"], report["exit_code"])
+    why = why_failed(report["reason"], report.get("error"), report.get("exit_code"))
     if why and report["status"] != "completed":
         lines.append(f"  why:        {printable(str(why))}")
-    last = (report["error"] or {}).get("last_line")
+    last = (report.get("error") or {}).get("last_line")
     if last and last != why and report["status"] != "completed":
         lines.append(f"  last error: {printable(str(last))}")
-    if report["log"]:
+    if report.get("log"):
         lines.append(f"  log:        {report['log']}")
-    if report["handoff"]:
+    if report.get("handoff"):
         lines.append(f"  handoff:    {printable(str(report['handoff']))}")
     if report.get("also_running"):
         lines.append(f"  also running: {', '.join(report['also_running'])}")
-    lines.append(f"  next:       {printable(report['next'])}")
+    if report["next"]:
+        lines.append(f"  next:       {printable(report['next'])}")
     return lines
 
 
 def _standing_lines(standing: Any) -> list[str]:
     if standing is None:
         return []
+    if standing.collection:
+        from rollbook.cli.collection_status import collection_lines
+        from rollbook.cli.output import printable
+
+        return [printable(line) for line in collection_lines(standing.collection)]
     lines = []
     if standing.step is not None:
         total = f" of {standing.total_steps}" if standing.total_steps else ""
@@ -168,11 +211,6 @@ def _standing_lines(standing: Any) -> list[str]:
     if checkpoint := standing.checkpoint:
         whole = "complete" if checkpoint.complete else f"NOT complete: {checkpoint.problem}"
         lines.append(f"checkpoint: {checkpoint.path} (step {checkpoint.step}, {whole})")
-    if collection := standing.collection:
-        lines.append(
-            f"rollouts:   {collection.get('done')} done, {collection.get('failed')} failed, "
-            f"{collection.get('missing')} missing, {number(collection.get('rate_per_s'))}/s"
-        )
     return lines
 
 
@@ -186,10 +224,13 @@ def _painted(status: str) -> str:
 def _watch(ledger: Ledger, record: RunRecord) -> None:
     """Redraw every second while the run lives; the caller prints the last state."""
     while record.is_running:
-        lines = _lines(_report(record, ledger, ledger.artifacts))
-        print(("\x1b[H\x1b[2J" if sys.stdout.isatty() else "") + "\n".join(lines), flush=True)
-        time.sleep(1.0)
+        _draw(_report(record, ledger, ledger.artifacts))
         record = ledger.get(record.id)
+
+
+def _draw(report: dict[str, Any]) -> None:
+    print(("\x1b[H\x1b[2J" if sys.stdout.isatty() else "") + "\n".join(_lines(report)), flush=True)
+    time.sleep(1.0)
 
 
 def _timestamp(text: str | None) -> float | None:

@@ -13,28 +13,26 @@ from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 import orjson
 
 from rollbook.collect.executor import Executor, LocalExecutor
-from rollbook.collect.journal import Done, find_done
+from rollbook.collect.journal import find_done
 from rollbook.collect.limits import Concurrency, ThrottledPolicy
-from rollbook.collect.manifest import Manifest, drift, read_manifest, refuse_drift, write_manifest
+from rollbook.collect.manifest import write_manifest
 from rollbook.collect.order import put_in_order
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.plan import Plan
+from rollbook.collect.prepare import Outlook, Prepared, outlook, prepare
 from rollbook.collect.progress import Progress, Tally, write_progress
 from rollbook.collect.scheduler import Scheduler
 from rollbook.collect.settings import CollectSettings, seconds
 from rollbook.collect.sink import ResultSink
-from rollbook.envs.agents import build_agent, describe_agent, make_tasks
-from rollbook.errors import BadFileError, LockedError, UsageError, WriteError
-from rollbook.records.atomic import write_atomic
-from rollbook.records.jsonl import JsonlWriter, read_lines
-from rollbook.records.plain import encode
+from rollbook.envs.agents import build_agent
+from rollbook.errors import BadFileError, WriteError
 
 _REPORT_EVERY_S = 1.0
 Show = Callable[[Progress], None]
@@ -44,26 +42,24 @@ class Interrupted(Exception):
     """A second signal: stop at once."""
 
 
-class Prepared(NamedTuple):
-    """A collection that is ready to go: locked, checked, and compared with what is on the disk."""
-
-    plan: Plan
-    done: Done
-    manifest: Manifest
-    output: JsonlWriter
-
-
 def collect(
-    settings: CollectSettings, *, show: Show = lambda _: None, say: Callable[[str], None] = print
+    settings: CollectSettings,
+    *,
+    show: Show = lambda _: None,
+    say: Callable[[str], None] = print,
+    began: Callable[[Plan], None] = lambda _: None,
 ) -> Progress:
-    """Collect until everything is done, given up or told to stop; returns how it stands then."""
+    """Collect until everything is done, given up or told to stop; returns how it stands then.
+
+    `began` is called once nothing is refused any more: everything is checked, and the output is locked.
+    """
     files = CollectionFiles(Path(settings.output_jsonl_fpath))
     with ExitStack() as opened:
-        prepared = _prepare(settings, files, opened)
+        prepared = prepare(settings, files, opened)
         if prepared.done.unknown:
             say(f"{prepared.done.unknown} lines of {files.output} belong to no planned rollout; they stay")
         with _event_loop() as runner:
-            progress: Progress = runner.run(_collect(settings, files, prepared, show, say))
+            progress: Progress = runner.run(_collect(settings, files, prepared, show, say, began))
         prepared.manifest.coverage = {
             "expected": progress.expected,
             "ok": progress.done,
@@ -78,75 +74,15 @@ def collect(
     return progress
 
 
-def _prepare(settings: CollectSettings, files: CollectionFiles, opened: ExitStack) -> Prepared:
-    agent = settings.agent
-    meaning = {
-        "agent": describe_agent(agent.env, agent.policy, max_turns=agent.max_turns),
-        "responses_create_params": settings.responses_create_params,
-        "num_repeats_add_seed": settings.num_repeats_add_seed,
-    }
-    if settings.input_jsonl_fpath is None:
-        meaning["seed"] = settings.seed
-    has_results = _has_results(files)
-    if has_results and settings.resume == "never":
-        raise UsageError(
-            f"{files.output} exists; choose another output_jsonl_fpath or resume it with --resume=if-possible"
-        )
-    old = read_manifest(files.manifest)
-    if has_results and old is None and settings.resume != "always":
-        raise UsageError(
-            f"{files.output} has no manifest beside it, so it cannot be resumed; choose another output"
-        )
-    plan = Plan(_input(settings, files), limit=settings.limit, repeats=settings.num_repeats)
-    manifest = Manifest(
-        input=str(plan.path),
-        input_sha256=plan.sha256,
-        input_bytes=plan.bytes,
-        rows=plan.rows,
-        repeats=plan.repeats,
-        meaning=meaning,
-        operation={"concurrency": settings.num_samples_in_parallel, "workers": settings.workers},
-    )
-    same_input = old is not None and plan.begins_with(old.input_bytes, old.input_sha256)
-    if has_results and old is not None:
-        changes = drift(old, manifest, same_input=same_input)
-        if changes and settings.resume != "always":
-            refuse_drift(files.output, changes)
-        manifest.sessions, manifest.created_at = old.sessions + 1, old.created_at
-    output = opened.enter_context(JsonlWriter(files.output, check=False))
-    if read_manifest(files.manifest) != old:
-        raise LockedError(f"{files.output}: another collector was at work meanwhile; type the command again")
-    done = find_done(files.output, files.journal, plan, same_input=same_input)
-    if not same_input:  # its row numbers must not meet the manifest of another input
-        files.journal.unlink(missing_ok=True)
-    write_manifest(files.manifest, manifest)
-    return Prepared(plan, done, manifest, output)
+def look_ahead(settings: CollectSettings) -> Outlook:
+    """Check everything that is checked before the first request; sends nothing and touches no file."""
+    with _event_loop() as runner:
+        runner.run(_try_agent(settings))
+    return outlook(settings, CollectionFiles(Path(settings.output_jsonl_fpath)))
 
 
-def _has_results(files: CollectionFiles) -> bool:
-    return files.output.exists() and files.output.stat().st_size > 0
-
-
-def _input(settings: CollectSettings, files: CollectionFiles) -> Path:
-    """The input file; without one, the environment's own tasks, written down for the resume."""
-    if settings.input_jsonl_fpath is not None:
-        return Path(settings.input_jsonl_fpath)
-    if settings.limit is None:
-        raise UsageError(
-            "input_jsonl_fpath is missing; add it, or limit=N for tasks of the environment's own"
-        )
-    has_results = _has_results(files) and files.tasks.exists()
-    if has_results and sum(1 for _ in read_lines(files.tasks)) >= settings.limit:
-        return files.tasks
-    rows = make_tasks(settings.agent.env, settings.limit, settings.seed)
-    data = b"".join(encode(row) + b"\n" for row in rows)
-    if has_results and not data.startswith(files.tasks.read_bytes()):
-        raise UsageError(
-            f"{files.tasks}: the environment now makes other tasks than those collected; restore its "
-            "settings and seed, or choose another output_jsonl_fpath"
-        )
-    write_atomic(files.tasks, data)
-    return files.tasks
+async def _try_agent(settings: CollectSettings) -> None:
+    await local_executor(settings).close()
 
 
 async def _collect(
@@ -155,9 +91,11 @@ async def _collect(
     prepared: Prepared,
     show: Show,
     say: Callable[[str], None],
+    began: Callable[[Plan], None],
 ) -> Progress:
     plan, done = prepared.plan, prepared.done
     executor = await _executor(settings)
+    began(plan)
     tally = Tally(files.output, plan.expected, done.count, settings.prices)
     sink = ResultSink(
         files,
@@ -170,6 +108,7 @@ async def _collect(
     )
     concurrency = Concurrency(settings.num_samples_in_parallel, adaptive=settings.adaptive)
     scheduler = Scheduler(plan.items(done.flags), executor, sink, concurrency, settings.retry)
+    drain = _Drain(scheduler, sink)
 
     def report(status: str) -> Progress:
         progress = tally.snapshot(
@@ -195,13 +134,15 @@ async def _collect(
         finally:
             await executor.close()
             sink.close()
-        return report("complete" if tally.expected == tally.done_before + tally.finished else "incomplete")
+        if tally.expected == tally.done_before + tally.finished:
+            return report("complete")
+        return report("stopped" if drain.asked else "incomplete")
 
     try:
         report("running")
-        with _drain_on_signals(scheduler, sink, say):
+        with _drain_on_signals(drain, say):
             if settings.stop_after is not None:
-                timer = partial(_drain, scheduler, sink, f"stop_after={settings.stop_after} is over")
+                timer = partial(drain, f"stop_after={settings.stop_after} is over")
                 asyncio.get_running_loop().call_later(seconds(settings.stop_after), timer)
             await _until_done(scheduler, background)
     except BaseException:
@@ -237,13 +178,21 @@ async def _report_forever(report: Callable[[str], Progress]) -> None:
         report("running")
 
 
-def _drain(scheduler: Scheduler, sink: ResultSink, reason: str) -> None:
-    sink.stop(reason)
-    scheduler.drain()
+class _Drain:
+    """Start nothing new, because someone asked for it (and not because too much had failed)."""
+
+    def __init__(self, scheduler: Scheduler, sink: ResultSink) -> None:
+        self.scheduler, self._sink = scheduler, sink
+        self.asked = False
+
+    def __call__(self, reason: str) -> None:
+        self.asked = self.asked or self._sink.should_stop() is None
+        self._sink.stop(reason)
+        self.scheduler.drain()
 
 
 @contextmanager
-def _drain_on_signals(scheduler: Scheduler, sink: ResultSink, say: Callable[[str], None]) -> Any:
+def _drain_on_signals(drain: _Drain, say: Callable[[str], None]) -> Any:
     """The first INT or TERM lets what is in flight finish; the second ends everything at once."""
     loop = asyncio.get_running_loop()
     running = asyncio.current_task()
@@ -255,8 +204,9 @@ def _drain_on_signals(scheduler: Scheduler, sink: ResultSink, say: Callable[[str
         if heard > 1 and running is not None:
             running.cancel(f"{name} again")
             return
-        say(f"{name}: nothing new is started, {scheduler.in_flight} in flight may finish; again to stop now")
-        _drain(scheduler, sink, f"{name} received")
+        flying = drain.scheduler.in_flight
+        say(f"{name}: nothing new is started, {flying} in flight may finish; again to stop now")
+        drain(f"{name} received")
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     for number in numbers:
@@ -274,11 +224,11 @@ async def _executor(settings: CollectSettings) -> Executor:
     if settings.engine == "ray":
         from rollbook.collect.ray_engine import RayExecutor
 
-        return RayExecutor(settings)
+        return await RayExecutor.start(settings)
     if settings.workers > 1:
         from rollbook.collect.worker_pool import WorkerPool
 
-        await local_executor(settings).close()  # settings that cannot work are refused here, once
+        await _try_agent(settings)  # settings that cannot work are refused here, once
         return await WorkerPool.start(settings)
     return local_executor(settings)
 

@@ -21,6 +21,7 @@ from rollbook.runs.settings import merge, parse_words, read_yaml, refuse_unknown
 
 DEFAULT_FILE = Path("rollbook.yaml")
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([dhms])")
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 Resume = Literal["never", "if-possible", "always"]
 
@@ -66,7 +67,10 @@ class CollectSettings(msgspec.Struct, kw_only=True):
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be more than 0, not {value}; leave it out for no limit")
         if self.stop_after is not None:
-            seconds(self.stop_after)
+            try:
+                seconds(self.stop_after)
+            except UsageError as error:
+                raise UsageError(f"stop_after (--stop-after): {error}") from None
 
     @property
     def agent(self) -> AgentSettings:
@@ -91,6 +95,8 @@ def load_settings(words: Sequence[str], *, config: Path | None = None) -> Collec
         values = merge(values, read_yaml(Path(words[0])))
         words = words[1:]
     values = merge(values, parse_words(words))
+    if isinstance(values.get("stop_after"), int | float):
+        values["stop_after"] = str(values["stop_after"])  # `90` in YAML: as wrong as "90", and told so
     for name in ("agent_name", "output_jsonl_fpath"):
         if values.get(name) is None:
             raise UsageError(f"{name} is missing; add {name}=...")
@@ -104,5 +110,6 @@ def seconds(duration: str) -> float:
     """`3h50m`, `90s`, `1d` in seconds."""
     text = duration.strip().lower()
     if not re.fullmatch(rf"({_PART.pattern})+", text):
-        raise UsageError(f"{duration!r} is not a duration; write it like 3h50m or 90s")
+        like = f"{text}s or {text}m" if _NUMBER.fullmatch(text) else "it like 3h50m or 90s"
+        raise UsageError(f"{duration!r} is not a duration; write {like}")
     return sum(float(part[1]) * _UNITS[part[2]] for part in _PART.finditer(text))

@@ -52,6 +52,7 @@ async def _work(output: int) -> None:
         return
     settings = decode_settings(data)
     executor = local_executor(settings, share=settings.workers)
+    os.write(output, outcomes_frame([]))  # ready: a death before this is nobody's rollout's failure
     outbox = _Outbox(output)
     running: set[asyncio.Task[None]] = set()
     while (items := await read_items(reader)) is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 
 from rollbook.collect.rows import Item, Outcome
 from rollbook.collect.settings import CollectSettings
@@ -25,6 +26,7 @@ class WorkerPool:
         self._count = count
         self._workers: list[_Worker] = []
         self._quick_deaths = 0
+        self._hopeless: RollbookError | None = None
         self._replacing = asyncio.Lock()
 
     @classmethod
@@ -33,18 +35,23 @@ class WorkerPool:
 
         pool = cls(encode_settings(settings), settings.workers)
         for _ in range(pool._count):
-            pool._workers.append(await _Worker.start(pool._settings))
+            pool._workers.append(await _Worker.start(pool._settings, pool._count_death))
         return pool
 
     async def run(self, item: Item) -> Outcome:
-        worker = self._least_busy()
-        if worker.is_dead:  # it holds nothing, so it comes first
-            await self._replace_the_dead()
-            worker = self._least_busy()
-        outcome = await worker.run(item)
-        if outcome.failure is not FailureKind.WORKER_LOST:
-            self._quick_deaths = 0
-        return outcome
+        while True:
+            while (worker := self._least_busy()).is_dead:  # it holds nothing, so it comes first
+                if self._hopeless is not None:
+                    raise self._hopeless
+                await self._replace_the_dead()
+            outcome = await worker.run(item)
+            if outcome.failure is not FailureKind.WORKER_LOST:
+                self._quick_deaths = 0
+                return outcome
+            if self._hopeless is not None:  # what is wrong with all workers is not this rollout's failure
+                raise self._hopeless
+            if worker.was_ready:
+                return outcome
 
     async def close(self) -> None:
         await asyncio.gather(*(worker.close() for worker in self._workers))
@@ -55,16 +62,16 @@ class WorkerPool:
     async def _replace_the_dead(self) -> None:
         async with self._replacing:  # all items of a dead worker come here together; the first one does it
             for place, worker in enumerate(self._workers):
-                if worker.is_dead:
-                    self._count_death(worker)
-                    self._workers[place] = await _Worker.start(self._settings)
+                if worker.is_dead and self._hopeless is None:
+                    self._workers[place] = await _Worker.start(self._settings, self._count_death)
 
     def _count_death(self, worker: _Worker) -> None:
+        """Called before the worker's items hear of it, so that they do not use up their attempts first."""
         if worker.was_useful:
             return
         self._quick_deaths += 1
-        if self._quick_deaths >= _QUICK_DEATHS:
-            raise RollbookError(
+        if self._quick_deaths >= _QUICK_DEATHS and self._hopeless is None:
+            self._hopeless = RollbookError(
                 f"{_QUICK_DEATHS} worker processes in a row died before finishing anything "
                 f"(the last one {worker.how_it_ended()}); their messages stand above"
             )
@@ -73,16 +80,18 @@ class WorkerPool:
 class _Worker:
     """One process and the items it holds."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, on_death: Callable[[_Worker], None]) -> None:
         self._process = process
+        self._on_death = on_death
         self.leases: dict[tuple[int, int], asyncio.Future[Outcome]] = {}
         self.is_dead = False
+        self.was_ready = False  # it has built its environment and waits for items
         self.was_useful = False
         self._outbox: list[Item] = []
         self._listener: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, settings: bytes) -> _Worker:
+    async def start(cls, settings: bytes, on_death: Callable[[_Worker], None]) -> _Worker:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -90,7 +99,7 @@ class _Worker:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
-        worker = cls(process)
+        worker = cls(process, on_death)
         worker._write(frame(settings))
         worker._listener = asyncio.ensure_future(worker._listen())
         return worker
@@ -132,6 +141,7 @@ class _Worker:
     async def _listen(self) -> None:
         assert self._process.stdout is not None
         while (outcomes := await read_outcomes(self._process.stdout)) is not None:
+            self.was_ready = True
             for outcome in outcomes:
                 future = self.leases.pop((outcome.row, outcome.repeat), None)
                 if future is not None and not future.done():
@@ -139,6 +149,7 @@ class _Worker:
                     future.set_result(outcome)
         self.is_dead = True
         await self._process.wait()
+        self._on_death(self)
         for (row, repeat), future in self.leases.items():
             if not future.done():
                 future.set_result(

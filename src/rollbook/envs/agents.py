@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Literal
 
 import msgspec
@@ -96,7 +97,7 @@ def make_tasks(env: Mapping[str, Any], count: int, seed: int = 0) -> Iterator[di
     if name == GYM:
         raise UsageError("env 'gym' makes no tasks of its own; give input_jsonl_fpath=...")
     try:
-        return environment_class(name).tasks(count, seed, **settings)
+        return islice(environment_class(name).tasks(count, seed, **settings), count)
     except NotImplementedError as error:
         raise UsageError(f"env {name!r}: {error}; give input_jsonl_fpath=...") from None
 

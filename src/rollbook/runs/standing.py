@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +26,8 @@ from rollbook.runs.saved_models import saved_models
 
 _TAIL_BYTES = 128 << 10
 _TREND_POINTS = 20
+_SILENT_S = 60.0  # a collector writes every second
+_CLOCK_SLACK_S = 2.0
 _FLAT = 0.01  # a relative change below this is no trend
 _HEADLINES = ("loss", "train_mean_nll", "env/all/reward/total", "reward")
 _DURATION = re.compile(r"(?:(\d+) days?, )?(\d+):(\d\d):(\d\d)")
@@ -53,8 +56,12 @@ class Standing(msgspec.Struct):
     collection: dict[str, Any] | None = None
 
 
-def standing_of(directory: Path) -> Standing:
+def standing_of(directory: Path, progress_file: Path | None = None) -> Standing:
+    """`progress_file` is that of a run that is a collection: others may stand in the same directory."""
     standing = Standing()
+    if progress_file is not None:
+        _from_progress(progress_file, standing)
+        return standing
     if (directory / "trainer_log.jsonl").exists():
         _from_trainer_log(directory / "trainer_log.jsonl", standing)
     elif (directory / "metrics.jsonl").exists():
@@ -143,6 +150,8 @@ def _from_progress(path: Path, standing: Standing) -> None:
         progress = orjson.loads(path.read_bytes())
     except (OSError, ValueError):
         return
+    if not isinstance(progress, dict):
+        return
     standing.collection = progress
     standing.step, standing.total_steps = progress.get("done"), progress.get("expected")
     standing.eta_s = progress.get("eta_s")
@@ -150,6 +159,35 @@ def _from_progress(path: Path, standing: Standing) -> None:
         standing.percent = round(100 * (standing.step or 0) / standing.total_steps, 2)
     if progress.get("reward_mean") is not None:
         standing.headline, standing.value = "reward", progress["reward_mean"]
+
+
+def why_collector_is_gone(progress: dict[str, Any]) -> str | None:
+    """Why a progress file that says `running` is not to be believed; None while its collector lives."""
+    from rollbook.runs.jobs.processes import ProcessIdentity, host_name, started_at, why_gone
+
+    pid, host, updated = progress.get("pid"), progress.get("host"), _unix_time(progress.get("updated_at"))
+    is_silent = updated is None or time.time() - updated > _SILENT_S
+    if host != host_name() or not isinstance(pid, int):
+        return f"no word from its process on {host} since {progress.get('updated_at')}" if is_silent else None
+    began, born = _unix_time(progress.get("started_at")), started_at(pid)
+    if is_silent and began is not None and born is not None and born > began + _CLOCK_SLACK_S:
+        return f"its process is gone; pid {pid} is another one now"
+    return why_gone(ProcessIdentity(pid))
+
+
+def disbelieve(standing: Standing) -> None:
+    """What was true only while it ran is not shown of a collection that no longer does."""
+    standing.eta_s = None
+    if standing.collection and standing.collection.get("status") == "running":
+        gone = {"status": "lost", "rate_per_s": None, "eta_s": None, "in_flight": 0, "waiting": 0}
+        standing.collection = {**standing.collection, **gone}
+
+
+def _unix_time(text: Any) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (TypeError, ValueError):
+        return None
 
 
 def _set_headline(standing: Standing, name: str, points: list[float]) -> None:

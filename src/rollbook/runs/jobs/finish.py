@@ -14,6 +14,7 @@ import orjson
 
 from rollbook.errors import RollbookError, UsageError
 from rollbook.records.checkpoints import is_complete, read_checkpoints
+from rollbook.runs.jobs.collected import judge_collection, progress_file_of_job, read_plain_progress
 from rollbook.runs.jobs.job import Job, Started
 from rollbook.runs.jobs.ledger import Ledger, RunEnd, RunRecord, Status
 from rollbook.runs.saved_models import SavedModel, newest_model, saved_models
@@ -32,9 +33,13 @@ def record_result(job: Job, started: Started, end: RunEnd) -> None:
     """Add metrics and checkpoint to the end of a run; publish them if it succeeded and has a config."""
     directory = job.output_dir or noted_output_dir(started.archive)
     saved = None
-    if directory is not None:
+    launched = _launched_at(started.archive)
+    if (progress := progress_file_of_job(job, started.archive)) is not None:
+        end.extra["output_dir"] = str(directory or progress.parent)
+        if _is_newer(progress, launched):
+            judge_collection(end, read_plain_progress(progress))
+    elif directory is not None:
         end.extra["output_dir"] = str(directory)
-        launched = _launched_at(started.archive)
         _add_metrics(directory, end, launched)
         saved = newest_model(directory) or _newest_recorded(directory)
         if saved is not None and not _is_newer(saved.path, launched):

@@ -103,6 +103,14 @@ def boot_time() -> float | None:
         return None
 
 
+def started_at(pid: int) -> float | None:
+    """When a process was started, as a Unix time, to the second or so."""
+    stat, booted = read_stat(pid), boot_time()
+    if stat is None or booted is None:
+        return None
+    return booted + stat.start_ticks / os.sysconf("SC_CLK_TCK")
+
+
 def _pid_namespace() -> str | None:
     try:
         return os.readlink(_PROC / "self/ns/pid")  # noqa: PTH115 - the link names no file

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,19 @@ class Snapshot:
     missing: dict[str, str] = field(default_factory=dict)
 
 
-def take_snapshot(directory: Path, job: Job, code: CodeState | None = None) -> Snapshot:
-    """Write everything that can be known of a job before it starts. Never raises."""
+def take_snapshot(
+    directory: Path, job: Job, code: CodeState | None = None, *, of_this_process: bool = False
+) -> Snapshot:
+    """Write everything that can be known of a job before it starts. Never raises.
+
+    `of_this_process`: the job is what this very process does.
+    """
     taken = Snapshot()
+    versions = _own_versions if of_this_process else partial(_versions, job)
     parts: dict[str, Callable[[Path], None]] = {
         "command.json": lambda path: _write_json(path, _command(job)),
         "code.diff": lambda path: write_code_diff(path, code or capture_code(_code_of(job))),
-        "versions.json": lambda path: _write_json(path, _versions(job)),
+        "versions.json": lambda path: _write_json(path, versions()),
         "host.json": lambda path: _write_json(path, _host(taken)),
     }
     if job.config is not None:
@@ -150,6 +157,21 @@ def _versions(job: Job) -> dict[str, Any]:
         "rollbook": __version__,
         "interpreter": interpreter or sys.executable,
         **orjson.loads(said.stdout),
+    }
+
+
+def _own_versions() -> dict[str, Any]:
+    """Of this process, by the names of the installed directories: reading their metadata takes far longer."""
+    packages: dict[str, str] = {}
+    for place in sys.path:
+        for found in Path(place or ".").glob("*.dist-info"):
+            name, _, version = found.name.removesuffix(".dist-info").partition("-")
+            packages.setdefault(name.replace("_", "-"), version)
+    return {
+        "rollbook": __version__,
+        "interpreter": sys.executable,
+        "python": platform.python_version(),
+        "packages": dict(sorted(packages.items())),
     }
 
 

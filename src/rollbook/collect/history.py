@@ -1,0 +1,105 @@
+"""A collection is a run like any other: in the history from its first request to its end.
+
+In the foreground it notes itself; under a supervisor (`--detach`, `rollbook run`), which notes it already, it
+only leaves word of where its progress stands. A collection that is refused before it begins (bad rows, other
+settings, an output that is locked) is no run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from rollbook.collect.collector import Interrupted
+from rollbook.collect.paths import CollectionFiles
+from rollbook.collect.plan import Plan
+from rollbook.collect.progress import Progress
+from rollbook.collect.settings import CollectSettings
+from rollbook.errors import RollbookError, WriteError
+from rollbook.runs.jobs.collected import PROGRESS_KEY, judge_collection, read_plain_progress, tell_supervisor
+from rollbook.runs.jobs.job import Job
+from rollbook.runs.jobs.recorder import Recorder
+
+INTERRUPTED = 130
+# Between being asked to stop and being killed. Most rollouts in flight are done by then; what is not costs
+# only itself, and a server that hangs does not keep anyone waiting for ever.
+_GRACE_S = 600.0
+
+
+def job_of(settings: CollectSettings, command: Sequence[str], *, name: str, artifacts: Path) -> Job:
+    """A collection as the history and a supervisor know it."""
+    files = CollectionFiles(Path(settings.output_jsonl_fpath).absolute())
+    given = settings.input_jsonl_fpath
+    return Job(
+        name=name,
+        kind="collect",
+        command=list(command),
+        artifacts=artifacts,
+        config=settings,
+        output_dir=files.output.parent,
+        data=[Path(given).absolute()] if given else [],
+        grace_s=_GRACE_S,
+        finisher="rollbook.runs.jobs.finish:record_result",
+        extra={"output": files.output.name, PROGRESS_KEY: files.progress.name},
+    )
+
+
+class History:
+    """What a collection in this process tells of itself."""
+
+    def __init__(self, job: Job, say: Callable[[str], None]) -> None:
+        self._job, self._say = job, say
+        self._recorder: Recorder | None = None
+
+    def began(self, plan: Plan) -> None:
+        if archive := os.environ.get("ROLLBOOK_RUN_DIR"):
+            try:
+                tell_supervisor(Path(archive), self._progress)
+            except WriteError as error:
+                self._say(f"`rollbook status` will not show how this collection stands: {error}")
+            return
+        self._recorder = Recorder(
+            msgspec.structs.replace(self._job, data=[plan.path.absolute()]), say=self._say
+        )
+
+    def ended(self, progress: Progress, exit_code: int) -> None:
+        self._record(exit_code, msgspec.to_builtins(progress))
+
+    def broke_off(self, error: BaseException) -> None:
+        stopped = isinstance(error, Interrupted | KeyboardInterrupt)
+        code = error.exit_code if isinstance(error, RollbookError) else INTERRUPTED if stopped else 1
+        progress = read_plain_progress(self._progress)
+        self._record(code, progress if progress.get("pid") == os.getpid() else {}, error)
+
+    @property
+    def _progress(self) -> Path:
+        assert self._job.output_dir is not None
+        return self._job.output_dir / str(self._job.extra[PROGRESS_KEY])
+
+    def _record(self, code: int, progress: dict[str, object], error: BaseException | None = None) -> None:
+        if self._recorder is None:
+            return
+        from rollbook.runs.jobs.ledger import RunEnd, Status
+
+        end = RunEnd(status=Status.FAILED, exit_code=code)
+        if code == INTERRUPTED:
+            end.status, end.reason = Status.INTERRUPTED, "stopped at once"
+        elif error is not None:
+            end.error = {"type": type(error).__name__, "message": str(error)}
+        judge_collection(end, progress)
+        self._recorder.end(end)
+
+
+@contextmanager
+def recorded(job: Job, say: Callable[[str], None]) -> Iterator[History]:
+    """Around a collection in this process; whoever gets to its end says `ended`."""
+    history = History(job, say)
+    try:
+        yield history
+    except BaseException as error:
+        history.broke_off(error)
+        raise

@@ -1,0 +1,136 @@
+"""Everything that can be refused, refused before the first request.
+
+The input is checked row by row, the output compared with what it was collected with, and what is done found.
+`prepare` also takes the lock and writes the manifest; `outlook` does the same looking, and touches no file.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from rollbook.collect.journal import Done, find_done
+from rollbook.collect.manifest import Manifest, drift, read_manifest, refuse_drift, write_manifest
+from rollbook.collect.own_tasks import count_tasks, write_tasks
+from rollbook.collect.paths import CollectionFiles
+from rollbook.collect.plan import Plan
+from rollbook.collect.settings import CollectSettings
+from rollbook.envs.agents import describe_agent, make_tasks
+from rollbook.errors import LockedError, UsageError
+from rollbook.records.jsonl import JsonlWriter
+
+
+class Prepared(NamedTuple):
+    """A collection that is ready to go: locked, checked, and compared with what is on the disk."""
+
+    plan: Plan
+    done: Done
+    manifest: Manifest
+    output: JsonlWriter
+
+
+class Outlook(msgspec.Struct):
+    """What a collection would do."""
+
+    output: str
+    planned: int
+    done: int
+    missing: int
+
+
+def prepare(settings: CollectSettings, files: CollectionFiles, opened: ExitStack) -> Prepared:
+    _refuse_output(settings, files)
+    old = read_manifest(files.manifest)
+    plan = Plan(_input(settings, files), limit=settings.limit, repeats=settings.num_repeats)
+    manifest, same_input = _compare(settings, files, plan, old)
+    output = opened.enter_context(JsonlWriter(files.output, check=False))
+    if read_manifest(files.manifest) != old:
+        raise LockedError(f"{files.output}: another collector was at work meanwhile; type the command again")
+    done = find_done(files.output, files.journal, plan, same_input=same_input)
+    if not same_input:  # its row numbers must not meet the manifest of another input
+        files.journal.unlink(missing_ok=True)
+    write_manifest(files.manifest, manifest)
+    return Prepared(plan, done, manifest, output)
+
+
+def _refuse_output(settings: CollectSettings, files: CollectionFiles) -> None:
+    if _has_results(files) and settings.resume == "never":
+        raise UsageError(
+            f"{files.output} exists; choose another output_jsonl_fpath or resume it with --resume=if-possible"
+        )
+    if _has_results(files) and not files.manifest.exists() and settings.resume != "always":
+        raise UsageError(
+            f"{files.output} has no manifest beside it, so it cannot be resumed; choose another output"
+        )
+
+
+def _compare(
+    settings: CollectSettings, files: CollectionFiles, plan: Plan, old: Manifest | None
+) -> tuple[Manifest, bool]:
+    """What this collection is, and whether its input is that of the last session; drift is refused."""
+    agent = settings.agent
+    meaning = {
+        "agent": describe_agent(agent.env, agent.policy, max_turns=agent.max_turns),
+        "responses_create_params": settings.responses_create_params,
+        "num_repeats_add_seed": settings.num_repeats_add_seed,
+    }
+    if settings.input_jsonl_fpath is None:
+        meaning["seed"] = settings.seed
+    manifest = Manifest(
+        input=str(plan.path),
+        input_sha256=plan.sha256,
+        input_bytes=plan.bytes,
+        rows=plan.rows,
+        repeats=plan.repeats,
+        meaning=meaning,
+        operation={"concurrency": settings.num_samples_in_parallel, "workers": settings.workers},
+    )
+    same_input = old is not None and plan.begins_with(old.input_bytes, old.input_sha256)
+    if _has_results(files) and old is not None:
+        changes = drift(old, manifest, same_input=same_input)
+        if changes and settings.resume != "always":
+            refuse_drift(files.output, changes)
+        manifest.sessions, manifest.created_at = old.sessions + 1, old.created_at
+    return manifest, same_input
+
+
+def _has_results(files: CollectionFiles) -> bool:
+    return files.output.exists() and files.output.stat().st_size > 0
+
+
+def _input(settings: CollectSettings, files: CollectionFiles) -> Path:
+    """The input file; without one, the environment's own tasks, written down for the resume."""
+    if settings.input_jsonl_fpath is not None:
+        return Path(settings.input_jsonl_fpath)
+    limit = _limit_of_own_tasks(settings)
+    go_on = _has_results(files) and files.tasks.exists()
+    if not go_on or count_tasks(files.tasks) < limit:
+        write_tasks(files.tasks, make_tasks(settings.agent.env, limit, settings.seed), go_on=go_on)
+    return files.tasks
+
+
+def _limit_of_own_tasks(settings: CollectSettings) -> int:
+    if settings.limit is None:
+        raise UsageError(
+            "input_jsonl_fpath is missing; add it, or limit=N for tasks of the environment's own"
+        )
+    return settings.limit
+
+
+def outlook(settings: CollectSettings, files: CollectionFiles) -> Outlook:
+    """How much there is to do; refuses what `prepare` would refuse."""
+    _refuse_output(settings, files)
+    own, path = None, settings.input_jsonl_fpath
+    if path is None:
+        own = _limit_of_own_tasks(settings) * settings.num_repeats
+        next(make_tasks(settings.agent.env, 1, settings.seed), None)
+        if not (_has_results(files) and files.tasks.exists()):
+            return Outlook(str(files.output), own, 0, own)
+    plan = Plan(Path(path or files.tasks), limit=settings.limit, repeats=settings.num_repeats)
+    _, same_input = _compare(settings, files, plan, read_manifest(files.manifest))
+    done = find_done(files.output, files.journal, plan, same_input=same_input).count
+    planned = own or plan.expected
+    return Outlook(str(files.output), planned, done, planned - done)

@@ -92,7 +92,7 @@ class Tally:
             self.reward.add(outcome.reward)
         if len(self._latencies) < _LATENCIES_KEPT:
             self._latencies.append(outcome.seconds)
-        elif (place := self._chance.randrange(self.finished)) < _LATENCIES_KEPT:
+        elif (place := int(self._chance.random() * self.finished)) < _LATENCIES_KEPT:
             self._latencies[place] = outcome.seconds  # a uniform sample of all so far
 
     def snapshot(

@@ -84,7 +84,7 @@ def make_task(item: Item, overrides: Mapping[str, Any], *, add_seed: bool) -> Ta
 
 def output_line(item: Item, task: Task, episode: Episode) -> bytes:
     row = task.row
-    own = {
+    line: dict[str, Any] = {
         KEY: key_of(item.task_id, item.repeat),
         TASK_INDEX: row.get(TASK_INDEX, item.row),
         ROLLOUT_INDEX: item.repeat,
@@ -96,7 +96,9 @@ def output_line(item: Item, task: Task, episode: Episode) -> bytes:
         **_metrics(episode),
         **episode.fields,
     }
-    line: dict[str, Any] = {**own, **{key: value for key, value in row.items() if key not in own}}
+    for key, value in row.items():
+        if key not in line:
+            line[key] = value
     if logs := {str(step.step_idx): step.logs for step in episode.steps if step.logs}:
         line.setdefault("logs", logs)
     try:
@@ -146,18 +148,18 @@ def _output_items(episode: Episode) -> list[dict[str, Any]]:
     for message in episode.messages:
         items += from_chat((message,))
         if message.get("role") == "assistant" and (completion := next(completions, None)) is not None:
-            items[-1] |= _token_fields(completion)
+            _add_tokens(items[-1], completion)
     return items
 
 
-def _token_fields(completion: Completion) -> dict[str, Any]:
+def _add_tokens(item: dict[str, Any], completion: Completion) -> None:
     """Where trainers of this ecosystem look for what was sampled: on the last item of a reply."""
-    fields = {
-        "prompt_token_ids": completion.prompt_token_ids,
-        "generation_token_ids": completion.token_ids,
-        "generation_log_probs": completion.logprobs,
-    }
-    return {key: value for key, value in fields.items() if value is not None}
+    if completion.prompt_token_ids is not None:
+        item["prompt_token_ids"] = completion.prompt_token_ids
+    if completion.token_ids is not None:
+        item["generation_token_ids"] = completion.token_ids
+    if completion.logprobs is not None:
+        item["generation_log_probs"] = completion.logprobs
 
 
 def _incomplete(stop_reason: str) -> str:

@@ -90,6 +90,7 @@ class Scheduler:
         return self._exhausted and not self._waiting
 
     def _fill(self) -> None:
+        loop = asyncio.get_running_loop()
         while len(self._flying) < self.concurrency.limit and not self._draining:
             if self._sink.should_stop() is not None:
                 self._draining = True
@@ -97,7 +98,7 @@ class Scheduler:
             item = self._next()
             if item is None:
                 return
-            task = asyncio.ensure_future(self._attempt(item))
+            task = loop.create_task(self._attempt(item))
             self._flying.add(task)
             task.add_done_callback(self._landed)
 

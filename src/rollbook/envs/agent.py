@@ -47,7 +47,7 @@ class EnvironmentAgent:
         self._max_turns = max_turns
 
     async def run(self, task: Task) -> Episode:
-        environment: Environment = await _guarded(self._make_environment)
+        environment: Environment = await _guarded(self._make_environment, returns=Environment)
         try:
             episode = await self._play(environment, task)
         except BaseException:
@@ -105,7 +105,8 @@ async def _guarded(call: Any, *arguments: Any, returns: type | None = None) -> A
     """Call into an environment, sync or async; what it raises is its failure, not the policy's."""
     try:
         result = call(*arguments)
-        result = await result if inspect.isawaitable(result) else result
+        if result is not None and not (returns and isinstance(result, returns)):  # asking costs a microsecond
+            result = await result if inspect.isawaitable(result) else result
     except RolloutFailure:
         raise
     except Exception as error:

@@ -19,15 +19,18 @@ _NUMBER = re.compile(
     r"(?:[eE][-+]?\d{1,6}(?![\w]))?",
     re.ASCII,
 )
-_LONGEST_TAIL = 2048  # the answer is at the end; the whole text is read only when no number is there
+_DIGITS = "0123456789"
+_IN_A_NUMBER = _DIGITS + "+-,.eE"  # every character that one may hold
 
 
 def last_number(text: str) -> str | None:
     """The last number a text names, without thousands separators."""
-    found = _last_match(text[-_LONGEST_TAIL:])
-    if len(text) > _LONGEST_TAIL and (found is None or found.start() == 0):
-        found = _last_match(text)
-    return found.group().replace(",", "") if found is not None else None
+    text = text.replace("\N{MINUS SIGN}", "-")
+    end = max(map(text.rfind, _DIGITS)) + 1
+    # What stands before the last run of such characters cannot belong to the last number.
+    start = len(text[:end].rstrip(_IN_A_NUMBER))
+    matches = deque(_NUMBER.finditer(text, start), maxlen=1)
+    return matches[0].group().replace(",", "") if matches else None
 
 
 def same_number(given: str, expected: str, tolerance: float = 0.0) -> bool:
@@ -60,8 +63,3 @@ def look_up(row: Mapping[str, Any], key: str) -> Any:
             raise KeyError(f"the row has no {key!r}; it has: {', '.join(row)}")
         value = value[part]
     return value
-
-
-def _last_match(text: str) -> re.Match[str] | None:
-    matches = deque(_NUMBER.finditer(text.replace("\N{MINUS SIGN}", "-")), maxlen=1)
-    return matches[0] if matches else None

@@ -129,6 +129,8 @@ def responses_tools(tools: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def chat_params(params: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling parameters of a row for a chat request; unknown ones go along unchanged."""
     body: dict[str, Any] = {}
+    if not params:
+        return body
     for key, value in params.items():
         if value is not None and key not in _NOT_CHAT:
             body[_CHAT_PARAMS.get(key, key)] = value

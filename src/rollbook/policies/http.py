@@ -68,7 +68,7 @@ class Endpoint:
         if self._session is None:
             self._session = self._open_session()
         try:
-            async with self._session.post(self.url, data=data, headers=self._headers) as response:
+            async with self._session.post(self.url, data=data) as response:
                 return response.status, response.headers, await response.read()
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise RolloutFailure(FailureKind.CONNECT, f"{self.url}: {said(error)}") from None
@@ -84,7 +84,10 @@ class Endpoint:
         # The scheduler bounds what is in flight; a second bound here would only hide requests in a queue.
         connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=300)
         return aiohttp.ClientSession(
-            connector=connector, timeout=self._timeout, cookie_jar=aiohttp.DummyCookieJar()
+            connector=connector,
+            headers=self._headers,
+            timeout=self._timeout,
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
 
     def _refused(self, status: int, headers: Mapping[str, str], body: bytes) -> RolloutFailure:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from rollbook.errors import UsageError
 from rollbook.policies.base import Completion, FailureKind, Request, RolloutFailure, Usage
 from rollbook.policies.conversion import (
     chat_params,
@@ -104,6 +105,11 @@ class OpenAIPolicy:
     def __init__(self, settings: OpenAISettings, *, where: str = "policy") -> None:
         self._settings = settings
         self._by_chat = settings.api == "chat"
+        if settings.return_tokens and not self._by_chat:
+            raise UsageError(
+                f"{where}.return_tokens needs {where}.api=chat; by responses servers give no logprobs "
+                "for a tool call"
+            )
         path = "/chat/completions" if self._by_chat else "/responses"
         key = f"{where}.api_key_env"
         self._endpoint = Endpoint(
@@ -201,6 +207,7 @@ def _from_responses_answer(data: bytes) -> Completion:
     else:
         finish_reason = "tool_calls" if message.get("tool_calls") else "stop"
     usage = answer.usage or _ResponsesUsage()
+    last = answer.output[-1] if answer.output else {}  # where training servers put what was sampled
     return Completion(
         message=message,
         finish_reason=finish_reason,
@@ -212,6 +219,9 @@ def _from_responses_answer(data: bytes) -> Completion:
         ),
         model=answer.model,
         id=answer.id,
+        prompt_token_ids=last.get("prompt_token_ids"),
+        token_ids=last.get("generation_token_ids"),
+        logprobs=last.get("generation_log_probs"),
     )
 
 

@@ -127,24 +127,22 @@ class DataJob:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         try:
             if kind is None:
-                self._complete()
-                self._prepare_outputs()
+                self._make_ready()
             self._end_outputs(kind)
         finally:
             self._hashing.shutdown(cancel_futures=True)
         if kind is None:
             for output in self._outputs():
-                own = msgspec.structs.replace(
-                    self.manifest, output=str(output.path), rows_out=output.rows
-                )
+                own = msgspec.structs.replace(self.manifest, output=str(output.path), rows_out=output.rows)
                 plain = orjson.dumps(msgspec.to_builtins(own), option=orjson.OPT_INDENT_2)
                 write_atomic(manifest_path(output.path), plain + b"\n")
 
     def _outputs(self) -> list[RowOutput]:
         return [output for output in (self.output, *self.also) if output is not None]
 
-    def _prepare_outputs(self) -> None:
+    def _make_ready(self) -> None:
         try:
+            self._complete()
             for output in self._outputs():
                 output.prepare()
         except BaseException as error:

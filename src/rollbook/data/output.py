@@ -66,6 +66,13 @@ class RowOutput:
             raise self._refused(error) from error
         self.rows += rows
 
+    def push_to_disk(self) -> None:
+        """Wait for the disk to have what was written so far; from another thread, to spare the end."""
+        try:
+            os.fdatasync(self._file.fileno())
+        except OSError as error:
+            raise self._refused(error) from error
+
     def __enter__(self) -> RowOutput:
         return self
 
@@ -80,7 +87,7 @@ class RowOutput:
                 self._aside.unlink(missing_ok=True)
 
     def prepare(self) -> None:
-        """Everything that can fail, before the name is given; several outputs are prepared, then all named."""
+        """All that can fail, before the name is given: several outputs are prepared, then all are named."""
         if self._is_prepared:
             return
         try:
@@ -111,6 +118,7 @@ class RowOutput:
         try:
             with duckdb.connect() as connection:
                 connection.execute("set preserve_insertion_order = true")
+                connection.execute("set enable_progress_bar = false")  # it would stand in our own output
                 lines = connection.read_json(
                     str(self._aside),
                     format="newline_delimited",

@@ -1,0 +1,134 @@
+"""What should be there: from the manifests that stand beside collected files, or from the list of tasks.
+
+A collection's manifest says how many rows it planned. A list of tasks says more: which ones, and in which
+order. It is kept as hashes of their names, some 32 bytes a task, and a flag for each repeat.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from rollbook.data.inputs import ENDINGS
+from rollbook.data.job import manifest_path
+from rollbook.data.rows import read_rows
+from rollbook.data.shuffle import Words
+from rollbook.errors import BadFileError, UsageError
+from rollbook.records.row_keys import TASK_INDEX, content_id, repeat_of, task_of
+
+
+class Planned(NamedTuple):
+    """What the collections of some files were to bring, by their own manifests."""
+
+    expected: int | None  # None unless every file has a manifest that says it
+    failed: int
+    without: list[Path]
+
+    def coverage(self, ok: int) -> dict[str, int]:
+        if self.expected is None:
+            return {}
+        missing = max(0, self.expected - ok)
+        return {
+            "expected": self.expected,
+            "ok": ok,
+            "failed": min(self.failed, missing),
+            "missing": missing,
+        }
+
+
+def planned_by(paths: Sequence[Path]) -> Planned:
+    expected: dict[str, int] = {}  # by the input that was collected, which two files may share
+    failed = 0
+    without = []
+    for path in paths:
+        manifest = _manifest_of(path)
+        coverage = manifest.get("coverage") or {}
+        if isinstance(manifest.get("rows"), int) and isinstance(manifest.get("repeats"), int):
+            of, count = str(manifest.get("input_sha256", path)), manifest["rows"] * manifest["repeats"]
+        elif isinstance(coverage.get("expected"), int):  # of an earlier merge
+            of, count = str(path), coverage["expected"]
+        else:
+            without.append(path)
+            continue
+        expected[of] = max(count, expected.get(of, 0))
+        failed += coverage.get("failed", 0)
+    return Planned(None if without else sum(expected.values()), failed, without)
+
+
+def _manifest_of(path: Path) -> dict[str, Any]:
+    beside = manifest_path(path)
+    try:
+        found = orjson.loads(beside.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except orjson.JSONDecodeError as error:
+        raise BadFileError(beside, f"not a manifest ({error}); restore it or move it away") from None
+    return found if isinstance(found, dict) else {}
+
+
+class TaskList:
+    """The tasks of a file in their order, and which of their repeats have turned up."""
+
+    def __init__(self, path: Path, repeats: int) -> None:
+        if not path.is_file() or not path.name.endswith(ENDINGS):
+            raise UsageError(f"--tasks {path}: no such file of tasks ({', '.join(ENDINGS)})")
+        self.repeats = repeats
+        hashes = array("Q")  # of each task its name, and its number as rows of other collectors give it
+        for number, row in enumerate(read_rows(path)):
+            task = row.value()
+            index = task.get(TASK_INDEX)
+            given = _given_name(task)
+            hashes.append(_hash(content_id(task) if given is None else given))
+            hashes.append(_hash(f"index-{index if isinstance(index, int) else number}"))
+        found = np.asarray(hashes)
+        _tell_apart(path, found[::2])
+        order = np.argsort(found, kind="stable")
+        self._hashes, self._rows = found[order], order // 2
+        self._seen = np.zeros(len(found) // 2 * repeats, dtype=bool)
+
+    def place_of(self, row: Mapping[str, Any]) -> tuple[int, int] | None:
+        """Which task and repeat a row is; None where the list does not have it."""
+        wanted = _hash(task_of(row))
+        at = int(np.searchsorted(self._hashes, np.uint64(wanted)))
+        repeat = repeat_of(row) or 0
+        if at == len(self._hashes) or int(self._hashes[at]) != wanted or repeat >= self.repeats:
+            return None
+        return int(self._rows[at]), repeat
+
+    def mark(self, place: tuple[int, int]) -> None:
+        self._seen[place[0] * self.repeats + place[1]] = True
+
+    def coverage(self) -> dict[str, int]:
+        ok = int(np.count_nonzero(self._seen))
+        return {"expected": len(self._seen), "ok": ok, "missing": len(self._seen) - ok}
+
+
+def _given_name(task: Mapping[str, Any]) -> str | None:
+    """As `collect` names a task, where it need not look at its content."""
+    given = task.get("task_id") if task.get("task_id") is not None else task.get("id")
+    return None if given is None else str(given)
+
+
+def _tell_apart(path: Path, hashes: Words) -> None:
+    """Tasks known by their content may say the same; `collect` calls the second one `row-...~2`."""
+    unique, counts = np.unique(hashes, return_counts=True)
+    repeated = set(unique[counts > 1].tolist())
+    seen: Counter[str] = Counter()
+    for number, row in enumerate(read_rows(path) if repeated else ()):
+        if int(hashes[number]) in repeated and _given_name(task := row.value()) is None:
+            content = content_id(task)
+            seen[content] += 1
+            if seen[content] > 1:
+                hashes[number] = _hash(f"{content}~{seen[content]}")
+
+
+def _hash(name: str) -> int:
+    digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

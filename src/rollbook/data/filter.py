@@ -1,0 +1,61 @@
+"""The rows for which a condition holds, byte for byte and in their order.
+
+Every other row is counted: `dropped` where the condition is false, `unanswerable` where the row does not say
+(a missing field, a value of another type), with the first places. With `rejected` they go to a file as well,
+so that no row of the input is in neither.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollbook.data.expression import Expression
+from rollbook.data.job import DataJob, DataManifest
+from rollbook.data.rows import Advance
+
+_PLACES = 5
+_REASONS = 100  # texts of the expression and names of types: few, but nothing here may grow with the rows
+
+
+def filter_rows(
+    inputs: Sequence[str | Path],
+    output: Path,
+    *,
+    where: str,
+    rejected: Path | None = None,
+    overwrite: bool = False,
+    advance: Advance = lambda _: None,
+) -> DataManifest:
+    condition = Expression(where)
+    reasons: Counter[str] = Counter()
+    places: list[str] = []
+    with DataJob(
+        "filter",
+        inputs,
+        output,
+        also=[rejected] if rejected is not None else [],
+        arguments={"where": where, "rejected": str(rejected) if rejected is not None else None},
+        overwrite=overwrite,
+        advance=advance,
+    ) as job:
+        others = job.also[0] if job.also else None
+        for row in job.rows():
+            answer = condition.answer(row.value())
+            if answer:
+                job.write(row.data)
+                continue
+            if answer is None:
+                job.count("unanswerable")
+                if len(reasons) < _REASONS or condition.why in reasons:
+                    reasons[condition.why] += 1
+                if len(places) < _PLACES:
+                    places.append(f"{row.path}:{row.number}: {condition.why}")
+            else:
+                job.count("dropped")
+            if others is not None:
+                others.write(row.data)
+        if places:
+            job.manifest.details = {"unanswerable": dict(reasons.most_common()), "first_places": places}
+    return job.manifest

@@ -1,0 +1,197 @@
+"""What a dataset holds, with what is missing beside every mean.
+
+For each number: how many rows have it, lack it, or hold something else there, then mean, deviation and
+quantiles. Quantiles are exact up to five million rows and by DuckDB's t-digest beyond. Of a collection the
+files beside it say what was expected and what failed. Memory is bounded: what does not fit goes to the disk.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import orjson
+
+from rollbook.data.coverage import planned_by
+from rollbook.data.expression import field_path
+from rollbook.data.expression_functions import is_number
+from rollbook.data.inputs import find_inputs
+from rollbook.data.job import manifest_path
+from rollbook.data.number_table import Field, NumberTable, is_named
+from rollbook.data.rows import Advance, read_rows
+
+QUANTILES = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
+_EXACT = 5_000_000
+_LOOKED_AT = 200  # rows of each input in which numbers are looked for
+_BINS = 10
+_STOPS = 20
+
+
+class FieldStats(msgspec.Struct, kw_only=True):
+    field: str
+    ok: int
+    missing: int
+    not_a_number: int
+    mean: float | None
+    std: float | None  # of a sample: n - 1
+    min: float | None
+    quantiles: dict[str, float]
+    max: float | None
+
+
+class Histogram(msgspec.Struct):
+    low: float
+    high: float
+    counts: list[int]  # of equal ranges; the last includes `high`
+
+
+class DataStats(msgspec.Struct, kw_only=True):
+    inputs: list[str]
+    left_out: list[str]
+    rows: int
+    tasks: int
+    rows_without_task: int
+    rows_per_task: dict[str, float]  # min, mean, max
+    fields: list[FieldStats]
+    quantiles: str  # "exact" or "approximate"
+    stop_reasons: dict[str, int]
+    reward_histogram: Histogram | None
+    coverage: dict[str, int]  # expected, ok, failed, missing; empty unless every input has a manifest
+    without_manifest: list[str]  # inputs that do not say what was expected
+    failures: dict[str, int]  # by kind, of the files beside the inputs
+
+
+def stats(
+    inputs: Sequence[str | Path], *, fields: Sequence[str] = (), advance: Advance = lambda _: None
+) -> DataStats:
+    """Without `fields`: the reward, the top-level numbers and the token counts."""
+    found = find_inputs(inputs)
+    numbers, is_unnamed = _look(found.paths)
+    chosen = {text: field_path(text) for text in fields} or numbers
+    with NumberTable(list(chosen.values()), is_unnamed=is_unnamed) as table:
+        table.fill(found.paths, advance)
+        ((rows, tasks, without_task),) = table.ask(
+            "select count(*), count(distinct task), count(*) filter (task is null) from numbers"
+        )
+        is_exact = rows <= _EXACT
+        described = [_describe(table, place, text, is_exact) for place, text in enumerate(chosen)]
+        planned = planned_by(found.paths)
+        return DataStats(
+            inputs=[str(path) for path in found.paths],
+            left_out=[str(path) for path in found.left_out],
+            rows=rows,
+            tasks=tasks,
+            rows_without_task=without_task,
+            rows_per_task=_rows_per_task(table),
+            fields=described,
+            quantiles="exact" if is_exact else "approximate",
+            stop_reasons=_stop_reasons(table),
+            reward_histogram=next(
+                (
+                    _histogram(table, place, one)
+                    for place, one in enumerate(described)
+                    if one.field == "reward"
+                ),
+                None,
+            ),
+            coverage=planned.coverage(rows),
+            without_manifest=[str(path) for path in planned.without],
+            failures=_failures(found.paths),
+        )
+
+
+def _look(paths: Sequence[Path]) -> tuple[dict[str, Field], bool]:
+    """The numbers of the first rows, reward first; and whether some of them do not name their task."""
+    fields: dict[str, Field] = {"reward": ["reward"]}
+    is_unnamed = False
+    for path in paths:
+        for row in itertools.islice(read_rows(path), _LOOKED_AT):
+            value = row.value()
+            is_unnamed = is_unnamed or not is_named(value)
+            for name, inner in value.items():
+                if is_number(inner) and not name.startswith("_") and name not in ("id", "task_id"):
+                    fields.setdefault(_written(name), [name])
+            usage = response.get("usage") if isinstance(response := value.get("response"), Mapping) else None
+            for name, inner in usage.items() if isinstance(usage, Mapping) else ():
+                if is_number(inner) and name.isidentifier():
+                    fields.setdefault(f"response.usage.{name}", ["response", "usage", name])
+    return fields, is_unnamed
+
+
+def _written(name: str) -> str:
+    return name if name.isidentifier() else f"row[{orjson.dumps(name).decode()}]"
+
+
+def _describe(table: NumberTable, place: int, text: str, is_exact: bool) -> FieldStats:
+    number = f"f{place}"
+    is_there = f"filter (not isnan({number}))"
+    quantile = "quantile_cont" if is_exact else "approx_quantile"
+    ((ok, missing, other, mean, std, least, most, quantiles),) = table.ask(
+        f"select count({number}) {is_there}, count(*) - count({number}), count(*) filter (isnan({number})),"
+        f" favg({number}) {is_there}, stddev_samp({number}) {is_there},"
+        f" min({number}) {is_there}, max({number}) {is_there},"
+        f" {quantile}({number}, {list(QUANTILES.values())}) {is_there} from numbers"
+    )
+    return FieldStats(
+        field=text,
+        ok=ok,
+        missing=missing,
+        not_a_number=other,
+        mean=mean,
+        std=std,
+        min=least,
+        quantiles=dict(zip(QUANTILES, quantiles or (), strict=False)),
+        max=most,
+    )
+
+
+def _rows_per_task(table: NumberTable) -> dict[str, float]:
+    ((least, mean, most),) = table.ask(
+        "select min(n), avg(n), max(n)"
+        " from (select count(*) n from numbers where task is not null group by task)"
+    )
+    return {} if least is None else {"min": least, "mean": mean, "max": most}
+
+
+def _stop_reasons(table: NumberTable) -> dict[str, int]:
+    reasons = table.ask(
+        "select stop, count(*) n from numbers where stop is not null group by stop order by n desc, stop"
+    )
+    shown = dict(reasons[:_STOPS])
+    if rest := sum(count for _, count in reasons[_STOPS:]):
+        shown["(others)"] = rest
+    return shown
+
+
+def _histogram(table: NumberTable, place: int, rewards: FieldStats) -> Histogram | None:
+    low, high = rewards.min, rewards.max
+    if low is None or high is None:
+        return None
+    if low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    elif low == high:
+        high = low + 1.0
+    number = f"f{place}"
+    counted = table.ask(
+        f"select least({_BINS - 1}, floor(({number} - ?) / ? * {_BINS}))::int bin, count(*) from numbers"
+        f" where {number} is not null and not isnan({number}) group by bin",
+        [low, high - low],
+    )
+    counts = Counter(dict(counted))
+    return Histogram(low, high, [counts[place] for place in range(_BINS)])
+
+
+def _failures(paths: Sequence[Path]) -> dict[str, int]:
+    kinds: Counter[str] = Counter()
+    for path in paths:
+        stem = manifest_path(path).name.removesuffix("_manifest.json")
+        beside = path.with_name(f"{stem}_failures.jsonl")
+        if not beside.exists() or beside == path:
+            continue
+        for row in read_rows(beside):
+            kind = row.value().get("kind")
+            kinds[kind if isinstance(kind, str) else "unknown"] += 1
+    return dict(kinds.most_common())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from rollbook.errors import RollbookError, UsageError
+from rollbook.records.atomic import write_atomic
 from rollbook.records.checkpoints import is_complete, read_checkpoints
 from rollbook.runs.jobs.collected import judge_collection, progress_file_of_job, read_plain_progress
 from rollbook.runs.jobs.job import Job, Started
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from rollbook.runs.handoff import HandoffResult
 
 OUTPUT_DIR_NOTE = "output_dir"  # written into a run's archive by whoever learns the directory first
+HANDED_OVER = "handed_over"  # in an output directory: checkpoints that somebody was told to use, a line each
 _FALLBACK = "output.yaml"
 _log = logging.getLogger("rollbook")
 _CLOCK_SLACK_S = 2.0  # file systems keep times to the second or two
@@ -129,7 +131,19 @@ def publish_checkpoint(
         training_log=log if log is not None and log.exists() else None,
         training_curves=curves or _tracker_id(directory),
     )
-    return publish(config, output, fallback=archive / _FALLBACK, retry=retry)
+    result = publish(config, output, fallback=archive / _FALLBACK, retry=retry)
+    if result.published:
+        _note_handed_over(directory, saved.path)
+    return result
+
+
+def _note_handed_over(directory: Path, checkpoint: Path) -> None:
+    """For whoever rotates the checkpoints of a run that goes on: this one is in use."""
+    path = directory / HANDED_OVER
+    known = path.read_text().splitlines() if path.exists() else []
+    line = str(checkpoint.absolute())
+    if line not in known:
+        write_atomic(path, "".join(f"{entry}\n" for entry in (*known, line)).encode())
 
 
 _FILES = {"train_results": "train_results.json", "train_loss_plot": "training_loss.png"}

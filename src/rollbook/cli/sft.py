@@ -1,0 +1,109 @@
+"""`rollbook sft CONFIG`: fine-tune a model, supervised, with the artifacts and the handoff."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, print_json, why_failed
+
+if TYPE_CHECKING:
+    from rollbook.runs.jobs.job import Job
+    from rollbook.train.settings import SftSettings
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def sft(
+    config: Annotated[Path, typer.Argument(help="config.yaml; its runtime_info.output gets the result")],
+    words: Annotated[list[str] | None, typer.Argument(help="key=value on top of it")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on from the newest complete checkpoint")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="start over in a directory with a run in it")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="check everything and show one sample with its mask")
+    ] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="leave it running and return")] = False,
+    artifacts: Artifacts = ARTIFACTS,
+    as_json: AsJson = False,
+) -> None:
+    """Fine-tune: model, data and training come from CONFIG, changes as training.learning_rate=1e-5."""
+    from rollbook.train.launch import carry_out, plan_run
+    from rollbook.train.settings import load_settings
+
+    settings = load_settings(config, words or [])
+    plan = plan_run(settings, artifacts, resume=resume, overwrite=overwrite)
+    if dry_run:
+        _preview(settings, plan.output_dir, as_json)
+        return
+    if not as_json:
+        print("\n".join(plan.lines()))
+    job = carry_out(plan, settings, artifacts, config)
+    if detach:
+        _leave_running(job, as_json)
+    else:
+        _stay(job, as_json)
+
+
+def _leave_running(job: Job, as_json: bool) -> None:
+    from rollbook.runs.jobs.detach import supervise_detached
+
+    started = supervise_detached(job)
+    if as_json:
+        print_json({"id": started.id, "log": started.log, "pid": started.pid, "status": "running"})
+        return
+    name = shlex.quote(job.name)
+    print(f"{started.id} is running (pid {started.pid})")
+    print(f"follow it:  rollbook logs -f {name}")
+    print(f"see it:     rollbook status {name}")
+    print(f"end it:     rollbook stop {name}   (it saves first; --resume goes on)")
+
+
+def _stay(job: Job, as_json: bool) -> None:
+    from rollbook.cli.output import printable
+    from rollbook.runs.jobs.outcome import exit_code_for
+    from rollbook.runs.jobs.supervise import supervise
+
+    end = supervise(job, terminal=2 if as_json else 1)
+    if as_json:
+        print_json(end)
+        sys.exit(exit_code_for(end))
+    if end.status != "completed":
+        why = why_failed(end.reason, end.error, end.exit_code)
+        print(printable(f"rollbook: {job.name} {end.status}: {why}"), file=sys.stderr)
+    if handoff := end.extra.get("handoff"):
+        print(printable(f"handoff: {handoff}"))
+    sys.exit(exit_code_for(end))
+
+
+def _preview(settings: SftSettings, output_dir: Path, as_json: bool) -> None:
+    from rollbook.cli.output import console, printable
+    from rollbook.train.preview import preview
+
+    found = preview(settings, output_dir)
+    if as_json:
+        print_json(found)
+        return
+    from rich.text import Text
+
+    shown = Text()
+    for text, learned in found.pieces:
+        shown.append(printable(text), style="bold green" if learned else "dim")
+    out = console()
+    for line in found.said:
+        out.print(printable(line), markup=False)
+    out.print(f"{found.total_steps} steps; packing {'on' if found.packed else 'off'}; output {output_dir}")
+    out.print("sample 0 (green is learned):", markup=False)
+    out.print(shown)
+    if not out.is_terminal:  # colours are lost in a file; brackets are not
+        marked = "".join(f"[[{text}]]" if learned else text for text, learned in found.pieces)
+        out.print("the same with [[learned]] parts:", markup=False)
+        out.print(printable(marked), markup=False)

@@ -1,0 +1,1 @@
+"""Training: one engine (model, packing, step, optimiser, checkpoints) and the jobs that run on it."""

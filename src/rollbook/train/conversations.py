@@ -1,0 +1,142 @@
+"""Rows of every common layout as one thing: a conversation, or a prompt with its completion.
+
+`messages` (with tools and reasoning), `prompt`/`completion`, alpaca and sharegpt. What a row is, its keys
+say; a row that is none of them is an error with file and line, never a skipped sample.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from rollbook.data.inputs import find_inputs
+from rollbook.data.rollouts import with_objects
+from rollbook.data.rows import Row, read_rows
+from rollbook.policies.base import Message
+from rollbook.train.settings import DatasetSettings
+
+_ROLES = {
+    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system",
+    "observation": "tool", "tool": "tool", "function_call": "assistant",
+}  # fmt: skip
+
+
+class Conversation(msgspec.Struct, frozen=True):
+    """`messages`, or for a model without a chat template plain `prompt` and `completion`."""
+
+    messages: list[Message] = []
+    tools: list[dict[str, Any]] = []
+    prompt: str | None = None
+    completion: str | None = None
+
+    @property
+    def is_chat(self) -> bool:
+        return self.completion is None
+
+
+def read_conversations(dataset: DatasetSettings) -> Iterator[tuple[Row, Conversation]]:
+    for path in find_inputs([dataset.path]).paths:
+        for row in read_rows(path):
+            yield row, conversation_of(row, dataset.format)
+
+
+def conversation_of(row: Row, layout: str = "auto") -> Conversation:
+    value = row.value()
+    if layout == "auto":
+        layout = _layout_of(value)
+    reader = _READERS.get(layout)
+    if reader is None:
+        raise row.refuse(
+            f"has none of messages, prompt with completion, instruction with output, conversations "
+            f"(its keys: {', '.join(value) or 'none'})"
+        )
+    try:
+        made = reader(value)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise row.refuse(f"is not a {layout} row: {type(error).__name__}: {error}") from None
+    if made.is_chat and not any(message["role"] == "assistant" for message in made.messages):
+        raise row.refuse("has no assistant message to learn from")
+    return made
+
+
+def _layout_of(value: Mapping[str, Any]) -> str:
+    if "messages" in value:
+        return "messages"
+    if "conversations" in value:
+        return "sharegpt"
+    if "prompt" in value and "completion" in value:
+        return "prompt_completion"
+    if "instruction" in value and "output" in value:
+        return "alpaca"
+    return ""
+
+
+def _from_messages(value: Mapping[str, Any]) -> Conversation:
+    messages = [_message(message) for message in value["messages"]]
+    return Conversation(messages=with_objects(messages), tools=_tools(value))
+
+
+def _from_prompt(value: Mapping[str, Any]) -> Conversation:
+    prompt, completion = value["prompt"], value["completion"]
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return Conversation(prompt=prompt, completion=completion)
+    return _from_messages({"messages": [*prompt, *completion], "tools": value.get("tools")})
+
+
+def _from_alpaca(value: Mapping[str, Any]) -> Conversation:
+    asked = value["instruction"] + (f"\n{value['input']}" if value.get("input") else "")
+    messages: list[Message] = []
+    if value.get("system"):
+        messages.append({"role": "system", "content": value["system"]})
+    for question, answer in value.get("history") or ():
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": value["output"]}]
+    return Conversation(messages=messages)
+
+
+def _from_sharegpt(value: Mapping[str, Any]) -> Conversation:
+    messages: list[Message] = []
+    if value.get("system"):
+        messages.append({"role": "system", "content": value["system"]})
+    for turn in value["conversations"]:
+        said, text = turn["from"], turn["value"]
+        if said == "function_call":
+            calls = json.loads(text)
+            wanted = calls if isinstance(calls, list) else [calls]
+            messages.append(
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [{"type": "function", "function": call} for call in wanted],
+                }
+            )
+        else:
+            messages.append({"role": _ROLES[said], "content": text})
+    return Conversation(messages=with_objects(messages), tools=_tools(value))
+
+
+def _message(message: Mapping[str, Any]) -> Message:
+    """As templates want it: null means absent, since columnar files fill up what a row does not have."""
+    kept = {key: item for key, item in message.items() if item is not None}
+    if "role" not in kept:
+        raise KeyError("role")
+    kept.setdefault("content", "")
+    return kept
+
+
+def _tools(value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    tools = value.get("tools")
+    if isinstance(tools, str):
+        tools = json.loads(tools) if tools.strip() else []
+    return [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools or ()]
+
+
+_READERS = {
+    "messages": _from_messages,
+    "prompt_completion": _from_prompt,
+    "alpaca": _from_alpaca,
+    "sharegpt": _from_sharegpt,
+}

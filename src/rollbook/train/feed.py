@@ -1,0 +1,136 @@
+"""The data of a run as micro-batches: which samples a step sees, for each process, packed or padded.
+
+Everything follows from the settings and the number of the step, so there is nothing to save or restore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rollbook.errors import UsageError
+from rollbook.train.chat import ChatTokenizer
+from rollbook.train.model import TrainedModel
+from rollbook.train.packing import Batch, Sample, packed_batch, padded_batch
+from rollbook.train.processes import Processes
+from rollbook.train.sampling import Bins, epoch_order, rows_of_epoch, steps_in
+from rollbook.train.settings import DatasetSettings, SftSettings
+from rollbook.train.token_store import Corpus, TokenReport, tokenised
+
+
+class Feed:
+    def __init__(
+        self,
+        settings: SftSettings,
+        model: TrainedModel,
+        corpus: Corpus,
+        processes: Processes,
+        *,
+        full_width: bool,
+    ) -> None:
+        """`full_width` fills every packed batch up to one size, for compiled kernels."""
+        self._data, self._training = settings.data, settings.training
+        self._model, self._corpus, self._processes = model, corpus, processes
+        self._full_width = full_width
+        self._epoch: tuple[int, Bins] = (-1, [])
+        self.rows_a_step = (
+            self._training.per_device_train_batch_size
+            * self._training.gradient_accumulation_steps
+            * processes.count
+        )
+        self.rows_in_epoch = len(self._rows(0))
+        self.steps_in_epoch = steps_in(self.rows_in_epoch, self.rows_a_step)
+
+    def batches(self, step: int) -> Iterator[Batch]:
+        """The micro-batches of a step, counted from 1, for this process."""
+        epoch, place = divmod(step - 1, self.steps_in_epoch)
+        rows = self._rows(epoch)[place * self.rows_a_step : (place + 1) * self.rows_a_step]
+        size = self._training.per_device_train_batch_size
+        # Every process makes as many, for they wait for each other in each.
+        together = size * self._processes.count
+        for start in range(0, len(rows), together):
+            mine = rows[start + self._processes.rank : start + together : self._processes.count]
+            yield self._batch(mine) if mine else _idle(self._batch(rows[:1]))
+
+    def eval_batches(self, corpus: Corpus) -> Iterator[Batch]:
+        size = self._training.per_device_train_batch_size
+        together = size * self._processes.count
+        for start in range(0, len(corpus), together):
+            end = min(start + together, len(corpus))
+            mine = [
+                corpus[number] for number in range(start + self._processes.rank, end, self._processes.count)
+            ]
+            yield self._made(mine) if mine else _idle(self._made([corpus[start]]))
+
+    def _rows(self, epoch: int) -> Bins:
+        if self._epoch[0] != epoch:
+            seed = self._training.seed
+            weights = [dataset.weight for dataset in self._data.train]
+            order = epoch_order(self._corpus.sizes, weights, seed=seed, epoch=epoch)
+            rows = rows_of_epoch(
+                order,
+                self._corpus.lengths,
+                capacity=self._data.max_length,
+                packed=self._model.packs,
+                seed=seed,
+                epoch=epoch,
+            )
+            self._epoch = (epoch, rows)
+        return self._epoch[1]
+
+    def _batch(self, rows: Bins) -> Batch:
+        return self._made([self._corpus[number] for row in rows for number in row])
+
+    def _made(self, samples: list[Sample]) -> Batch:
+        if not self._model.packs:
+            return padded_batch(samples, pad_token=self._pad)
+        width = self._data.max_length * self._training.per_device_train_batch_size
+        return packed_batch(samples, pad_to=width if self._full_width else None, pad_token=self._pad)
+
+    @property
+    def _pad(self) -> int:
+        tokenizer: Any = self._model.tokenizer
+        return int(tokenizer.pad_token_id or tokenizer.eos_token_id or 0)
+
+
+def _idle(batch: Batch) -> Batch:
+    """For a process without rows of its own: it takes part, and adds nothing."""
+    return batch._replace(rows=batch.rows[:0], targets=batch.targets[:0], real_tokens=0)
+
+
+def make_corpus(
+    datasets: list[DatasetSettings],
+    settings: SftSettings,
+    chat: ChatTokenizer,
+    cache: Path,
+    processes: Processes,
+) -> Corpus:
+    stores = []
+    for dataset in datasets:
+        if processes.is_first:  # the others find it made
+            tokenised(dataset, chat, settings.data, cache)
+        processes.wait_for_all()
+        stores.append(tokenised(dataset, chat, settings.data, cache))
+    corpus = Corpus(stores)
+    if not len(corpus):
+        counts = "; ".join(
+            f"{dataset.path}: {told(store.report)}" for dataset, store in zip(datasets, stores, strict=True)
+        )
+        raise UsageError(f"nothing to learn from is left. {counts}")
+    return corpus
+
+
+def told(report: TokenReport) -> str:
+    """What became of the rows, in words; nothing that was left out stays unsaid."""
+    kept = (
+        f"{report.samples} of {report.rows} rows, {report.tokens:,} tokens, {report.trained_tokens:,} trained"
+    )
+    losses = {
+        "dropped, too long": report.dropped_too_long,
+        "truncated": report.truncated,
+        "tokens cut off": report.truncated_tokens,
+        "dropped, nothing to learn": report.dropped_untrained,
+        "replies whose reasoning the template leaves out": report.reasoning_not_rendered,
+    }
+    return "; ".join([kept, *(f"{name}: {count}" for name, count in losses.items() if count)])

@@ -1,0 +1,99 @@
+"""From settings to a job: where it writes, what it may replace, and the command that trains."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import msgspec
+
+from rollbook.data.inputs import find_inputs
+from rollbook.errors import UsageError
+from rollbook.records.atomic import write_atomic
+from rollbook.runs.jobs.job import Job
+from rollbook.runs.saved_models import SavedModel, newest_model
+from rollbook.train.settings import SftSettings
+
+SETTINGS = "settings.json"
+_GRACE_S = 120.0  # a step and a checkpoint have to fit in
+_OURS = (
+    "trainer_log.jsonl", "trainer_state.json", "train_results.json", "all_results.json", "eval_results.json",
+    "training_loss.png", "alerts.jsonl", "handed_over", SETTINGS,
+)  # fmt: skip
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What is about to happen, to be printed before it does."""
+
+    output_dir: Path
+    resumed_from: SavedModel | None
+    replaced: list[Path]
+
+    def lines(self) -> list[str]:
+        found = [f"output: {self.output_dir}"]
+        if self.resumed_from is not None:
+            found.append(f"resume: from step {self.resumed_from.step} ({self.resumed_from.path.name})")
+        if self.replaced:
+            found.append(f"replace: {len(self.replaced)} files and checkpoints of the run that is there")
+        return found
+
+
+def plan_run(settings: SftSettings, artifacts: Path, *, resume: bool, overwrite: bool) -> Plan:
+    """Refuses a directory with something in it unless told what to do with it. Changes nothing yet."""
+    if resume and overwrite:
+        raise UsageError("--resume goes on with a run and --overwrite starts over; choose one")
+    directory = settings.output_dir(artifacts)
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"training.output_dir {directory} is a file; choose another")
+    there = sorted(path for path in directory.iterdir()) if directory.is_dir() else []
+    newest = newest_model(directory)
+    if there and not resume and not overwrite:
+        hint = f"--resume goes on from step {newest.step}, " if newest else ""
+        raise UsageError(
+            f"{directory} is not empty; {hint}--overwrite starts over, or choose another output_dir"
+        )
+    if resume and newest is None and there:
+        raise UsageError(f"{directory} has no complete checkpoint to resume from; --overwrite starts over")
+    ours = [
+        path for path in there if path.name in _OURS or path.name.startswith(("checkpoint-", ".checkpoint-"))
+    ]
+    return Plan(directory, newest if resume else None, ours if overwrite else [])
+
+
+def carry_out(plan: Plan, settings: SftSettings, artifacts: Path, config: Path) -> Job:
+    """Make room, write the settings beside the weights to come, and say what is to be run."""
+    for path in plan.replaced:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    plan.output_dir.mkdir(parents=True, exist_ok=True)
+    write_atomic(plan.output_dir / SETTINGS, msgspec.json.format(msgspec.json.encode(settings)) + b"\n")
+    return Job(
+        name=settings.run_name,
+        command=_command(plan, settings, artifacts),
+        artifacts=artifacts,
+        kind="sft",
+        config=msgspec.to_builtins(settings),
+        config_path=config.absolute(),
+        output_dir=plan.output_dir.absolute(),
+        data=[path.absolute() for path in input_files(settings)],
+        resumed_from=str(plan.resumed_from.path) if plan.resumed_from else None,
+        grace_s=_GRACE_S,
+        finisher="rollbook.runs.jobs.finish:record_result",
+    )
+
+
+def input_files(settings: SftSettings) -> list[Path]:
+    sets = [*settings.data.train, *settings.data.eval]
+    return [path for dataset in sets for path in find_inputs([dataset.path]).paths]
+
+
+def _command(plan: Plan, settings: SftSettings, artifacts: Path) -> list[str]:
+    own = ["-m", "rollbook.train.main", "--settings", str(plan.output_dir / SETTINGS)]
+    own += ["--artifacts", str(artifacts), *(["--resume"] if plan.resumed_from else [])]
+    if settings.processes == 1:
+        return [sys.executable, *own]
+    several = ["--standalone", f"--nproc-per-node={settings.processes}"]
+    return [sys.executable, "-m", "torch.distributed.run", *several, *own]

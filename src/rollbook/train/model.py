@@ -1,0 +1,193 @@
+"""The model of a run: loaded, handed over or built with random weights; full or with adapters; ready to step.
+
+What a batch gives is the log-probability of each trained token; logits are never held (`losses.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rollbook.errors import UsageError
+from rollbook.train.attention import PACKED, register_packed_attention
+from rollbook.train.losses import token_logprobs
+from rollbook.train.packing import Batch
+from rollbook.train.settings import LoraSettings, ModelSettings
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class TrainedModel:
+    """A causal language model with its tokenizer, and how to run a batch through it."""
+
+    def __init__(self, model: Any, tokenizer: Any, *, is_adapter: bool = False) -> None:
+        self.model = model  # what is saved: a PreTrainedModel, or a PeftModel around one
+        self.tokenizer = tokenizer
+        self.is_adapter = is_adapter
+        self.base = model.get_base_model() if is_adapter else model
+        self.packs = False
+        # Whether the log-probabilities are what a softmax over the plain product with the head gives; a model
+        # that caps or scales its logits, or adds a bias, is run with its own logits (see `selftests.py`).
+        self.chunks_head = getattr(self.base.get_output_embeddings(), "bias", None) is None
+
+    def use_packing(self, on: bool) -> None:
+        """Attention that keeps packed sequences apart, or the model's own for padded rows."""
+        register_packed_attention()
+        self.base.set_attn_implementation(PACKED if on else "sdpa")
+        self.packs = on
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        """The log-probability of every trained token of the batch, in float32."""
+        if not self.chunks_head:
+            logits = self._forward(batch).flatten(0, 1)[batch.rows].float()
+            return logits.log_softmax(-1).gather(1, batch.targets[:, None]).squeeze(1)
+        head = self.base.get_output_embeddings()
+
+        def chosen(hidden: Tensor) -> Tensor:
+            rows = hidden.flatten(0, 1).index_select(0, batch.rows)
+            return token_logprobs(rows, head.weight, batch.targets)
+
+        # In the place of the head's own forward: there a sharded weight is whole, as it must be.
+        head.forward = chosen
+        try:
+            return self._forward(batch)
+        finally:
+            del head.forward
+
+    def _forward(self, batch: Batch) -> Tensor:
+        kept_apart: dict[str, Any] = (
+            {"attention_mask": batch.attention_mask}
+            if batch.boundaries is None
+            else {"boundaries": batch.boundaries, "longest": batch.longest}
+        )
+        output = self.model(
+            input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **kept_apart
+        )
+        logits: Tensor = output.logits
+        return logits
+
+    @property
+    def head_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self.base.get_output_embeddings().weight.dtype
+        return dtype
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The repeated layers, for sharding and compiling one at a time."""
+        return list(getattr(self.base.get_decoder(), "layers", []))
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def count(self) -> tuple[int, int]:
+        """All parameters, and those that are trained."""
+        return sum(p.numel() for p in self.model.parameters()), sum(p.numel() for p in self.parameters())
+
+    def compile_blocks(self) -> None:
+        """One graph for all blocks: a short warm-up, and shapes may change."""
+        for block in self.blocks:
+            block.compile(dynamic=None)
+
+
+def load_model(
+    settings: ModelSettings, *, seed: int, dtype: torch.dtype, checkpoint: Path | None = None
+) -> TrainedModel:
+    """`dtype` is that of the weights in memory; sharded training keeps them in float32.
+
+    With a checkpoint the weights are its: a whole model, or the adapters over the base of the settings.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
+
+    silence: Any = transformers_logging.disable_progress_bar  # a log has no carriage returns
+    silence()
+    torch.manual_seed(seed)
+    source = checkpoint if checkpoint is not None and settings.lora is None else _source(settings)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint or settings.tokenizer or source)
+        if source is None:
+            model = _from_config(settings.config or {}, dtype)
+        else:
+            load: Any = AutoModelForCausalLM.from_pretrained
+            adapter = (source / "adapter_config.json").exists()
+            model = _merged(source, dtype) if adapter else load(source, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"model: {source or settings.config}: {_first_line(error)}") from error
+    if settings.chat_template is not None and checkpoint is None:
+        tokenizer.chat_template = Path(settings.chat_template).read_text()
+    _check_vocabulary(model, tokenizer)
+    model.config.use_cache = False
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if settings.lora is None:
+        return TrainedModel(model, tokenizer)
+    if checkpoint is not None:
+        from peft import PeftModel
+
+        adapted = PeftModel.from_pretrained(model, checkpoint, is_trainable=True)
+    else:
+        adapted = _with_adapters(model, settings.lora, seed)
+    if settings.gradient_checkpointing:
+        model.enable_input_require_grads()  # else nothing below the first adapter has a gradient to recompute
+    return TrainedModel(adapted, tokenizer, is_adapter=True)
+
+
+def _source(settings: ModelSettings) -> Path | None:
+    if settings.config is not None:
+        return None
+    if settings.handed_over is not None:
+        from rollbook.runs.handoff import resolve_checkpoint
+
+        return Path(resolve_checkpoint(Path(settings.handed_over)))
+    path = Path(str(settings.path))
+    if not path.is_dir():
+        raise UsageError(f"model.path {path}: no such directory")
+    return path
+
+
+def _from_config(values: dict[str, Any], dtype: torch.dtype) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    given = dict(values)
+    kind = given.pop("model_type", None)
+    if kind is None:
+        raise UsageError("model.config.model_type is missing; write llama, qwen3, ...")
+    build: Any = AutoModelForCausalLM.from_config
+    return build(AutoConfig.for_model(kind, **given), dtype=dtype)
+
+
+def _merged(source: Path, dtype: torch.dtype) -> Any:
+    """Adapters put into their base model: what is trained next stands on both."""
+    from peft import AutoPeftModelForCausalLM
+
+    return AutoPeftModelForCausalLM.from_pretrained(source, dtype=dtype).merge_and_unload()
+
+
+def _with_adapters(model: Any, lora: LoraSettings, seed: int) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(seed)
+    alpha = 2 * lora.rank if lora.alpha is None else lora.alpha
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=int(alpha),
+        lora_dropout=lora.dropout,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, config)
+
+
+def _check_vocabulary(model: Any, tokenizer: Any) -> None:
+    size = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > size:
+        raise UsageError(
+            f"the tokenizer has {len(tokenizer)} tokens and the model {size}; they do not belong together"
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

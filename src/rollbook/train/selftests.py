@@ -1,0 +1,91 @@
+"""Before the first step: proofs that training would teach what it should. A failed one refuses to train.
+
+- Packing: the sequences of a packed batch have the losses they have alone. Linear attention and other layers
+  that ignore boundaries mix neighbours silently; here it shows.
+- Head: chunked log-probabilities are those of the model's own logits. A model that caps or scales its logits
+  is run with its own head instead, and that is said.
+- Mask: every sample has something to learn, and the stop token is learned, or the model would never stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from rollbook.errors import RollbookError
+from rollbook.train.chat import ChatTokenizer
+from rollbook.train.model import TrainedModel
+from rollbook.train.packing import Sample, packed_batch, padded_batch
+
+# Two orders of summation differ by rounding; a neighbour that leaks in changes losses by whole percents.
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+_PROBE_TOKENS = 256
+
+
+class SelfTestError(RollbookError):
+    """Training would have gone wrong without anybody seeing it."""
+
+
+def probes(samples: Sequence[Sample]) -> list[Sample]:
+    """Two short pieces of real data."""
+    return [
+        Sample(sample.tokens[:_PROBE_TOKENS], sample.trained[:_PROBE_TOKENS] | True) for sample in samples[:2]
+    ]
+
+
+@torch.no_grad()
+def packing_keeps_apart(model: TrainedModel, samples: Sequence[Sample], device: torch.device) -> str | None:
+    """None if it does; else what was seen. The model must be set to pack already."""
+    was_training = model.model.training
+    model.model.eval()
+    try:
+        together = model.logprobs(packed_batch(samples).to(device))
+        alone = torch.cat([model.logprobs(packed_batch([sample]).to(device)) for sample in samples])
+        model.use_packing(False)
+        plain = torch.cat([model.logprobs(padded_batch([sample]).to(device)) for sample in samples])
+    except Exception as error:  # a model's own code, asked for something it was not made for
+        return f"the model cannot run a packed batch ({type(error).__name__}: {error})"
+    finally:
+        model.use_packing(True)
+        model.model.train(was_training)
+    tolerance = _TOLERANCE.get(model.head_dtype, 5e-2)
+    for name, other in (("alone", alone), ("without packing", plain)):
+        worst = float((together - other).abs().max())
+        if not worst <= tolerance * max(1.0, float(other.abs().max())):
+            return f"log-probabilities packed and {name} differ by {worst:.3g}"
+    return None
+
+
+@torch.no_grad()
+def head_matches(model: TrainedModel, samples: Sequence[Sample], device: torch.device) -> bool:
+    """Whether the chunked head gives what the model's own logits give."""
+    if not model.chunks_head:
+        return False
+    batch = (packed_batch if model.packs else padded_batch)(samples).to(device)
+    was_training = model.model.training
+    model.model.eval()
+    chunked = model.logprobs(batch)
+    model.chunks_head = False
+    try:
+        own = model.logprobs(batch)
+    finally:
+        model.chunks_head = True
+        model.model.train(was_training)
+    tolerance = _TOLERANCE.get(model.head_dtype, 5e-2)
+    return bool(torch.allclose(chunked, own, rtol=tolerance, atol=tolerance))
+
+
+def stop_token_is_trained(chat: ChatTokenizer, samples: Sequence[Sample]) -> None:
+    """The last learned token of a reply must be one that ends it."""
+    for sample in samples:
+        places = sample.trained.nonzero()[0]
+        if not len(places):
+            raise SelfTestError("a sample has no token to learn; look at it with --dry-run")
+        last = int(sample.tokens[places[-1]])
+        if last not in chat.stop_ids:
+            shown = chat.tokenizer.decode([last])
+            raise SelfTestError(
+                f"replies end in {shown!r}, which is no stop token, so the model would not learn to stop. "
+                "Set model.chat_template to a template that ends each reply with one; --dry-run shows one"
+            )

@@ -1,0 +1,165 @@
+"""The settings of a training job: typed, with the names the field uses, every one with a default that works.
+
+A file may hold them at its top or below `runtime_info.input`, the block form whose `runtime_info.output` the
+result is handed over in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from rollbook.errors import UsageError
+from rollbook.runs.settings import merge, parse_words, read_yaml, refuse_unknown, typed
+
+BLOCK = ("runtime_info", "input")
+Schedule = Literal["cosine", "linear", "constant"]
+
+
+class LoraSettings(msgspec.Struct, kw_only=True):
+    """Adapters on all linear layers."""
+
+    rank: int = 32
+    alpha: float | None = None  # twice the rank
+    dropout: float = 0.0
+
+
+class ModelSettings(msgspec.Struct, kw_only=True):
+    """One of `path`, `from` and `config` says where the weights come from."""
+
+    path: str | None = None
+    handed_over: str | None = msgspec.field(default=None, name="from")  # a config.yaml with a result in it
+    config: dict[str, Any] | None = None  # random weights: model_type and sizes, as in a config.json
+    tokenizer: str | None = None
+    chat_template: str | None = None  # a file; the tokenizer's own by default
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    lora: LoraSettings | None = None
+    gradient_checkpointing: bool = False
+    compile: Literal["auto", "on", "off"] = "auto"
+
+
+class DatasetSettings(msgspec.Struct, kw_only=True):
+    path: str
+    weight: float = 1.0  # how often an epoch goes through it; 0.5 is half of it, 2 is twice
+    format: Literal["auto", "messages", "prompt_completion", "alpaca", "sharegpt"] = "auto"
+
+
+class DataSettings(msgspec.Struct, kw_only=True):
+    train: list[DatasetSettings]
+    eval: list[DatasetSettings] = []
+    max_length: int = 1024
+    too_long: Literal["drop", "truncate"] = "drop"
+    train_on: Literal["assistant", "last"] = "assistant"  # every reply, or only the last one
+    packing: Literal["auto", "on", "off"] = "auto"
+
+
+class TrainingSettings(msgspec.Struct, kw_only=True):
+    output_dir: str
+    num_train_epochs: float = 1.0
+    max_steps: int | None = None
+    per_device_train_batch_size: int = 8  # rows of max_length tokens, each of several sequences when packed
+    gradient_accumulation_steps: int = 1
+    learning_rate: float = 2e-5
+    lr_scheduler_type: Schedule = "cosine"
+    warmup_ratio: float = 0.03
+    warmup_steps: int | None = None
+    weight_decay: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
+    max_grad_norm: float = 1.0
+    logging_steps: int = 1
+    save_steps: int = 500
+    save_total_limit: int | None = None
+    eval_steps: int | None = None
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        at_least_one = (
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "logging_steps",
+            "save_steps",
+        )
+        for name in (*at_least_one, "max_steps", "eval_steps", "save_total_limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"training.{name} must be at least 1, not {value}")
+        if self.num_train_epochs <= 0 and self.max_steps is None:
+            raise ValueError(f"training.num_train_epochs must be more than 0, not {self.num_train_epochs}")
+
+
+class LlamaFactorySettings(msgspec.Struct, kw_only=True):
+    """How to reach a LLaMA-Factory that lives in an environment of its own."""
+
+    command: str = "llamafactory-cli"
+    template: str = "default"
+    arguments: dict[str, Any] = {}  # further keys of its YAML, as they are
+
+
+class SftSettings(msgspec.Struct, kw_only=True):
+    model: ModelSettings
+    data: DataSettings
+    training: TrainingSettings
+    name: str | None = None
+    engine: Literal["rollbook", "llamafactory"] = "rollbook"
+    llamafactory: LlamaFactorySettings = msgspec.field(default_factory=LlamaFactorySettings)
+    processes: int = 1  # started by torchrun when there are several
+
+    @property
+    def run_name(self) -> str:
+        return self.name or Path(self.training.output_dir).name
+
+    def output_dir(self, artifacts: Path) -> Path:
+        """A relative output_dir means artifacts/model/<its last part>; an absolute one is used as it is."""
+        given = Path(self.training.output_dir)
+        return given if given.is_absolute() else artifacts / "model" / given.name
+
+
+def load_settings(config: Path, words: Sequence[str] = ()) -> SftSettings:
+    values = _inputs(read_yaml(config), config)
+    values = merge(values, parse_words(words))
+    for name in ("model", "data", "training"):
+        if not isinstance(values.get(name), Mapping):
+            raise UsageError(f"{config}: {name} is missing; write {name}: with its settings below")
+    for place in ("train", "eval"):
+        sets = values["data"].get(place)
+        if isinstance(sets, str):
+            sets = values["data"][place] = [sets]
+        for number, dataset in enumerate(sets if isinstance(sets, list) else []):
+            if isinstance(dataset, str):
+                sets[number] = {"path": dataset}
+            elif isinstance(dataset, Mapping):
+                refuse_unknown(dataset, DatasetSettings, f"data.{place}[{number}]")
+    settings = typed(values, SftSettings)
+    _check(settings)
+    return settings
+
+
+def _inputs(values: dict[str, Any], config: Path) -> dict[str, Any]:
+    block = values.get(BLOCK[0])
+    if not isinstance(block, Mapping):
+        return {key: value for key, value in values.items() if key != "meta_info"}
+    given = block.get(BLOCK[1])
+    top = {key: value for key, value in values.items() if key not in ("meta_info", BLOCK[0])}
+    if isinstance(given, Mapping) and top:
+        raise UsageError(
+            f"{config}: settings stand both at the top ({', '.join(top)}) and in runtime_info.input"
+        )
+    return dict(given) if isinstance(given, Mapping) else top
+
+
+def _check(settings: SftSettings) -> None:
+    model = settings.model
+    given = [name for name in ("path", "handed_over", "config") if getattr(model, name) is not None]
+    if len(given) != 1:
+        raise UsageError("model: give exactly one of path, from (a config.yaml) and config (random weights)")
+    if model.config is not None and model.tokenizer is None:
+        raise UsageError("model.tokenizer is missing; a model built from a config has none of its own")
+    if not settings.data.train:
+        raise UsageError("data.train is empty; name a file")
+    if settings.processes < 1:
+        raise UsageError(f"processes must be at least 1, not {settings.processes}")

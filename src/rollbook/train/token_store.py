@@ -1,0 +1,164 @@
+"""The tokenised data on the disk, read by memory mapping: a million conversations cost what a thousand cost.
+
+Made once for a tokenizer, a template and a set of files, and found again by the digest of all that, so a
+resumed run starts at once. It is a cache: delete it at any time. Everything that was cut or left out is in
+its report, which the run prints and keeps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from rollbook.data.inputs import find_inputs
+from rollbook.records.atomic import make_directory, write_atomic
+from rollbook.records.checkpoints import COMPLETE
+from rollbook.train.chat import ChatTokenizer
+from rollbook.train.conversations import read_conversations
+from rollbook.train.packing import Sample
+from rollbook.train.settings import DatasetSettings, DataSettings
+from rollbook.version import __version__
+
+
+class TokenReport(msgspec.Struct, kw_only=True):
+    """What became of the rows."""
+
+    rows: int = 0
+    samples: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    truncated: int = 0
+    truncated_tokens: int = 0  # cut off and lost
+    dropped_too_long: int = 0
+    dropped_untrained: int = 0  # nothing of the assistant left in them
+    reasoning_not_rendered: int = 0  # replies whose reasoning the chat template leaves out
+
+
+class TokenStore:
+    """Samples by number."""
+
+    def __init__(self, directory: Path) -> None:
+        self.report = msgspec.json.decode((directory / "report.json").read_bytes(), type=TokenReport)
+        self._ends = np.fromfile(directory / "ends.bin", dtype=np.int64)
+        empty = not self.report.tokens  # a file of no bytes cannot be mapped
+        self._tokens: Any = (
+            np.empty(0, np.int32) if empty else np.memmap(directory / "tokens.bin", np.int32, "r")
+        )
+        self._trained: Any = (
+            np.empty(0, np.bool_) if empty else np.memmap(directory / "trained.bin", np.bool_, "r")
+        )
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @property
+    def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return np.diff(self._ends, prepend=0)
+
+    def __getitem__(self, number: int) -> Sample:
+        start = int(self._ends[number - 1]) if number else 0
+        inside = slice(start, int(self._ends[number]))
+        return Sample(np.asarray(self._tokens[inside]), np.asarray(self._trained[inside]))
+
+
+class Corpus:
+    """Several stores as one: numbers go on where those of the dataset before end."""
+
+    def __init__(self, stores: Sequence[TokenStore]) -> None:
+        self.stores = list(stores)
+        self._ends = np.cumsum([len(store) for store in stores])
+        self.lengths = np.concatenate([store.lengths for store in stores])
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(store) for store in self.stores]
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, number: int) -> Sample:
+        place = int(np.searchsorted(self._ends, number, side="right"))
+        return self.stores[place][number - (int(self._ends[place - 1]) if place else 0)]
+
+
+def tokenised(
+    dataset: DatasetSettings,
+    chat: ChatTokenizer,
+    data: DataSettings,
+    cache: Path,
+    *,
+    advance: Callable[[], None] = lambda: None,
+) -> TokenStore:
+    directory = cache / _digest(dataset, chat, data)
+    if not (directory / COMPLETE).exists():
+        aside = directory.with_name(f".{directory.name}.making")
+        shutil.rmtree(aside, ignore_errors=True)
+        make_directory(aside)
+        _tokenise(dataset, chat, data, aside, advance)
+        (aside / COMPLETE).touch()
+        shutil.rmtree(directory, ignore_errors=True)
+        aside.rename(directory)
+    return TokenStore(directory)
+
+
+def _tokenise(
+    dataset: DatasetSettings,
+    chat: ChatTokenizer,
+    data: DataSettings,
+    directory: Path,
+    advance: Callable[[], None],
+) -> None:
+    report = TokenReport()
+    with (
+        (directory / "tokens.bin").open("wb") as tokens,
+        (directory / "trained.bin").open("wb") as trained,
+        (directory / "ends.bin").open("wb") as ends,
+    ):
+        hidden_before = chat.hides_reasoning
+        for _, conversation in read_conversations(dataset):
+            report.rows += 1
+            advance()
+            sample = _fitted(chat.sample(conversation), data, report)
+            if sample is None:
+                continue
+            report.samples += 1
+            report.tokens += len(sample.tokens)
+            report.trained_tokens += int(sample.trained[1:].sum())
+            tokens.write(sample.tokens.tobytes())
+            trained.write(sample.trained.tobytes())
+            ends.write(np.int64(report.tokens).tobytes())
+    report.reasoning_not_rendered = chat.hides_reasoning - hidden_before
+    write_atomic(directory / "report.json", msgspec.json.encode(report))
+
+
+def _fitted(sample: Sample, data: DataSettings, report: TokenReport) -> Sample | None:
+    if len(sample.tokens) > data.max_length:
+        if data.too_long == "drop":
+            report.dropped_too_long += 1
+            return None
+        report.truncated += 1
+        report.truncated_tokens += len(sample.tokens) - data.max_length
+        sample = Sample(sample.tokens[: data.max_length], sample.trained[: data.max_length])
+    if not sample.trained[1:].any():
+        report.dropped_untrained += 1
+        return None
+    return sample
+
+
+def _digest(dataset: DatasetSettings, chat: ChatTokenizer, data: DataSettings) -> str:
+    content = hashlib.sha256()
+    how = [__version__, data.max_length, data.too_long, data.train_on, chat.tokenizer.chat_template]
+    content.update(orjson.dumps(how))
+    content.update(chat.tokenizer.backend_tokenizer.to_str().encode())
+    content.update(dataset.format.encode())
+    for path in find_inputs([dataset.path]).paths:
+        with path.open("rb") as file:
+            content.update(hashlib.file_digest(file, "sha256").digest())
+    return content.hexdigest()[:24]

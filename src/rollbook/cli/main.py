@@ -16,6 +16,7 @@ from rollbook.version import __version__
 COMMANDS = {
     "collect": "collect rollouts: every (task, repeat) exactly once",
     "data": "datasets from rollouts: merge, mix, filter, split, pairs, sft and more",
+    "sft": "fine-tune a model, with checkpoints, artifacts and handoff",
     "run": "run any command with a history, a log and a status",
     "status": "how the newest run stands, and what to type next",
     "history": "every run there was; show one, note something on one",
@@ -23,6 +24,7 @@ COMMANDS = {
     "stop": "end a run politely",
     "promote": "publish a checkpoint of any run as the handoff",
     "diff": "what differs between two runs, in config and in numbers",
+    "query": "SQL over runs and collections: metrics, rollouts, steps, tokens and more",
     "plot": "the curves of a run as a picture, at any time",
     "demo": "write a small synthetic run and read it back",
 }

@@ -2,12 +2,15 @@
 
 Its loader empties a sample whose turns do not alternate and says so only in a log; here such a sample is not
 written, and counted with its reason. `tags` and `columns` name everything, because what they leave out its
-parser takes for absent. The `openai` formatting is not used: it adds a system prompt of its own.
+parser takes for absent. The `openai` formatting is not used: it adds a system prompt of its own. Text that a
+model wrote beside a tool call is kept: its parser takes a call between `<tool_call>` marks out of any text.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +18,17 @@ from typing import Any
 import msgspec
 import orjson
 
+from rollbook.data.inputs import ENDINGS
+from rollbook.errors import BadFileError, LockedError, UsageError
 from rollbook.policies.conversion import text_of
 from rollbook.records.atomic import write_atomic
+from rollbook.records.locks import FileLock
 
 DATASET_INFO = "dataset_info.json"
+_READABLE = (".jsonl", ".parquet")  # of our endings, those its loader knows
+_CALL = ("<tool_call>", "</tool_call>")
+_THOUGHT = re.compile(r"<think>\n?(.*?)\n?</think>\n*", re.DOTALL)
+_WAIT_S = 10.0
 _TAGS = {
     "role_tag": "from",
     "content_tag": "value",
@@ -68,18 +78,65 @@ def preference_row(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def register(data_file: Path, entry: DatasetEntry) -> None:
-    """Name the file in the `dataset_info.json` beside it; what other entries are there stays."""
+def refuse_unreadable(data_file: Path) -> None:
+    if data_file.suffix not in _READABLE:
+        raise UsageError(f"{data_file}: LLaMA-Factory reads {' and '.join(_READABLE)}; choose such an ending")
+
+
+def register(data_file: Path, entry: DatasetEntry) -> str:
+    """Name the file in the `dataset_info.json` beside it; what other entries are there stays. The name."""
     path = data_file.with_name(DATASET_INFO)
-    known = orjson.loads(path.read_bytes()) if path.exists() else {}
-    known[data_file.name.partition(".")[0]] = entry.entry(data_file.name)
-    write_atomic(path, orjson.dumps(known, option=orjson.OPT_INDENT_2) + b"\n")
+    name = dataset_name(data_file)
+    lock = _lock(path)
+    try:
+        known = _known(path)
+        known[name] = entry.entry(data_file.name)
+        write_atomic(path, orjson.dumps(known, option=orjson.OPT_INDENT_2) + b"\n")
+    finally:
+        lock.release()
+    return name
+
+
+def dataset_name(data_file: Path) -> str:
+    """Its file without the ending; a comma would separate two names."""
+    ending = next(ending for ending in ENDINGS if data_file.name.endswith(ending))
+    return data_file.name.removesuffix(ending).replace(",", "_")
+
+
+def _lock(path: Path) -> FileLock:
+    """Others hold it for the time of one small write."""
+    until = time.monotonic() + _WAIT_S
+    while True:
+        try:
+            return FileLock(path)
+        except LockedError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.02)
+
+
+def _known(path: Path) -> dict[str, Any]:
+    try:
+        known = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise BadFileError(path, f"is not JSON: {error}; mend or remove it") from error
+    if not isinstance(known, dict):
+        raise BadFileError(path, "is not an object of datasets; mend or remove it")
+    return known
 
 
 def _around(system: str | None, tools: Sequence[Mapping[str, Any]] | None) -> dict[str, str]:
     """Always there, for a column that only some rows have changes its type from block to block."""
-    functions = [tool.get("function", tool) for tool in tools or ()]
+    functions = [_described(tool.get("function", tool)) for tool in tools or ()]
     return {"system": system or "", "tools": json.dumps(functions, ensure_ascii=False) if functions else ""}
+
+
+def _described(function: Mapping[str, Any]) -> dict[str, Any]:
+    """With parameters that have properties: its templates look for both, and fail without."""
+    parameters = {"type": "object", **(function.get("parameters") or {})}
+    return {**function, "parameters": {**parameters, "properties": parameters.get("properties") or {}}}
 
 
 def _turns(messages: Sequence[Mapping[str, Any]]) -> tuple[str | None, list[dict[str, str]]]:
@@ -90,18 +147,27 @@ def _turns(messages: Sequence[Mapping[str, Any]]) -> tuple[str | None, list[dict
         if role == "system":
             if turns or system is not None:
                 raise Unsuitable("system_prompt_in_the_middle")
-            system = text_of(message)
+            system = _said(message)
         elif role == "assistant":
             _alternate(turns, _ASKING)
             turns.append(_answer(message))
         elif role == "tool" and turns and turns[-1]["from"] == "observation":
-            turns[-1]["value"] += "\n" + text_of(message)  # the results of parallel calls are one turn
+            turns[-1]["value"] += "\n" + _said(message)  # the results of parallel calls are one turn
         elif role in ("user", "tool"):
             _alternate(turns, _ANSWERING)
-            turns.append({"from": "human" if role == "user" else "observation", "value": text_of(message)})
+            turns.append({"from": "human" if role == "user" else "observation", "value": _said(message)})
         else:
             raise Unsuitable("unknown_role")
     return system, turns
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, list) and not all(
+        isinstance(part.get("text", part.get("refusal")), str) for part in content
+    ):
+        raise Unsuitable("parts_that_are_not_text")
+    return text_of(message)
 
 
 def _alternate(turns: Sequence[Mapping[str, str]], before: Sequence[str]) -> None:
@@ -113,12 +179,29 @@ def _alternate(turns: Sequence[Mapping[str, str]], before: Sequence[str]) -> Non
 
 def _answer(message: Mapping[str, Any]) -> dict[str, str]:
     thought = message.get("reasoning_content") or message.get("reasoning")
-    text = (f"<think>\n{thought}\n</think>\n\n" if thought else "") + text_of(message)
+    said = _said(message)
+    before = (f"<think>\n{thought}\n</think>\n\n" if thought else "") + said
     calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
     if not calls:
-        return {"from": "gpt", "value": text}
-    if text_of(message):
-        raise Unsuitable("text_beside_a_tool_call")
+        return {"from": "gpt", "value": before}
+    if _CALL[0] in before:
+        raise Unsuitable("mark_of_a_tool_call_in_the_text_beside_it")
     wanted = [{"name": call.get("name"), "arguments": call.get("arguments")} for call in calls]
     value = json.dumps(wanted[0] if len(wanted) == 1 else wanted, ensure_ascii=False)
-    return {"from": "function_call", "value": text + value}
+    value = value.replace("<", "\\u003c")  # the same JSON, and nothing in it looks like a mark
+    return {"from": "function_call", "value": before + (value.join(_CALL) if said else value)}
+
+
+def read_call(value: str) -> dict[str, Any]:
+    """A `function_call` turn as the message it came from; ValueError: there is no call in it."""
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    if thought := _THOUGHT.match(value):
+        message["reasoning_content"] = thought[1]
+        value = value[thought.end() :]
+    before, mark, marked = value.partition(_CALL[0])
+    if mark:
+        message["content"], value = before, marked.rpartition(_CALL[1])[0]
+    calls = json.loads(value)
+    wanted = calls if isinstance(calls, list) else [calls]
+    message["tool_calls"] = [{"type": "function", "function": call} for call in wanted]
+    return message

@@ -47,6 +47,7 @@ class NumberTable:
         self._prompts = _PROMPTS if is_unnamed else ()
         self._directory = tempfile.TemporaryDirectory(prefix="rollbook-stats-")
         self._connection = duckdb.connect()
+        self._connection.execute("set enable_progress_bar = false")  # it would draw into our output
         self._connection.execute(f"set memory_limit = '{memory}'")
         self._connection.execute("set temp_directory = ?", [self._directory.name])
         self._connection.execute(f"set threads = {min(_THREADS, os.cpu_count() or 1)}")

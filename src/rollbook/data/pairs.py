@@ -14,7 +14,7 @@ from typing import Any, Literal
 import orjson
 
 from rollbook.data.job import DataJob, DataManifest
-from rollbook.data.llamafactory import DatasetEntry, Unsuitable, preference_row, register
+from rollbook.data.llamafactory import DatasetEntry, Unsuitable, preference_row, refuse_unreadable, register
 from rollbook.data.rollouts import prompt_of, reply_of, reward_of, tools_of
 from rollbook.data.rows import Advance
 from rollbook.data.table import RolloutTable, Spool, pick
@@ -49,6 +49,8 @@ def pairs(
     overwrite: bool = False,
     advance: Advance = lambda _: None,
 ) -> DataManifest:
+    if as_format == "llamafactory":
+        refuse_unreadable(output)
     arguments = {"min_gap": min_gap, "per_task": per_task, "format": as_format}
     arguments |= {"keep_truncated": keep_truncated}
     with (

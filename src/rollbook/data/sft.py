@@ -13,7 +13,7 @@ from typing import Any, Literal
 import orjson
 
 from rollbook.data.job import DataJob, DataManifest
-from rollbook.data.llamafactory import DatasetEntry, Unsuitable, conversation_row, register
+from rollbook.data.llamafactory import DatasetEntry, Unsuitable, conversation_row, refuse_unreadable, register
 from rollbook.data.rollouts import prompt_of, reply_of, reward_of, tools_of
 from rollbook.data.rows import Advance, Row
 from rollbook.data.table import RolloutTable, pick
@@ -41,6 +41,8 @@ def sft(
     advance: Advance = lambda _: None,
 ) -> DataManifest:
     """`best_of` keeps that many of each task's rollouts, the highest rewards first."""
+    if as_format == "llamafactory":
+        refuse_unreadable(output)
     threshold = float("-inf") if min_reward is None else min_reward
     arguments = {"min_reward": min_reward, "best_of": best_of, "format": as_format}
     arguments |= {"keep_truncated": keep_truncated}

@@ -41,6 +41,7 @@ class RolloutTable:
     def __init__(self, rows: Iterable[Row], *, memory: str = "512MB") -> None:
         self._directory = tempfile.mkdtemp(prefix="rollbook-table-")
         self._connection = duckdb.connect(":memory:")
+        self._connection.execute("set enable_progress_bar = false")  # it would draw into our output
         self._connection.execute(f"set memory_limit = '{memory}'")
         self._connection.execute(f"set temp_directory = '{self._directory}'")  # what does not fit goes there
         empty = _SCHEMA.empty_table()

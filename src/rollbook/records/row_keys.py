@@ -51,6 +51,13 @@ def task_of(row: Mapping[str, Any]) -> str:
     return _hash_of(asked or row)
 
 
+def content_id(task: Mapping[str, Any]) -> str:
+    """The name a collection gives to a task without one: a hash of all it says, in any order of keys."""
+    named = {key: value for key, value in task.items() if not key.startswith("_ng_")}
+    canonical = orjson.dumps(named, option=orjson.OPT_SORT_KEYS)
+    return "row-" + hashlib.blake2b(canonical, digest_size=10).hexdigest()
+
+
 def repeat_of(row: Mapping[str, Any]) -> int | None:
     key = row.get(KEY)
     if isinstance(key, str):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rollbook.errors import UsageError
 from rollbook.records import logtree
@@ -27,6 +27,9 @@ from rollbook.records.run_info import Attempt, RunInfo, read_run_info
 from rollbook.records.transcripts import Transcript
 from rollbook.runs.follow import Follower
 from rollbook.runs.metrics_view import Metrics
+
+if TYPE_CHECKING:
+    import duckdb
 
 
 class Iteration(NamedTuple):
@@ -124,6 +127,15 @@ class RunReader:
 
     def alerts(self) -> Iterator[Alert]:
         return read_records(self.files.alerts, Alert)
+
+    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
+        """A query over this run's views, read in place; see docs/query.md.
+
+        The result is DuckDB's relation: it prints as a table and has `.fetchall()`, `.arrow()`, `.df()`.
+        """
+        from rollbook.query.session import Session
+
+        return Session([self.files.root]).relation(query)
 
     def follow(self) -> Follower:
         """For watching a run that is being written: each `poll()` returns what is new."""

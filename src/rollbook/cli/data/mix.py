@@ -1,0 +1,56 @@
+"""`rollbook data mix`: several sources in exact shares, sampled and shuffled."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rollbook.cli.common import AsJson
+from rollbook.cli.data.common import Output, Overwrite, Seed, print_manifest
+from rollbook.data.shares import Shortfall
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def mix(
+    sources: Annotated[
+        list[str], typer.Argument(metavar="NAME=PATH[,PATH...]:SHARE ...", help="the shares sum to 1")
+    ],
+    output: Output,
+    total: Annotated[
+        int | None, typer.Option(min=1, help="rows of the mix; by default as many as the shares allow")
+    ] = None,
+    seed: Seed = 0,
+    shortfall: Annotated[
+        Shortfall,
+        typer.Option(help="where a source has too few rows: stop, take less of all, or repeat its rows"),
+    ] = Shortfall.ERROR,
+    source_key: Annotated[str, typer.Option(help="the field that names the source on every row")] = "source",
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Mix in exact shares: rollbook data mix good=a.jsonl:0.7 hard=b.jsonl:0.3 --total 10000 -o m.jsonl"""
+    from rollbook.cli.output import byte_progress
+    from rollbook.data.inputs import find_inputs
+    from rollbook.data.mix import mix as make_mix
+    from rollbook.data.shares import parse_sources
+
+    size = sum(find_inputs(source.words).bytes for source in parse_sources(sources))
+    with byte_progress(total=size, label="mixing", quiet=as_json) as advance:
+        manifest = make_mix(
+            sources,
+            output,
+            total=total,
+            seed=seed,
+            shortfall=shortfall,
+            source_key=source_key,
+            overwrite=overwrite,
+            advance=advance,
+        )
+    lines = [
+        f"  {source['name']}: {source['taken']} of {source['available']} ({source['share']:.4g} of the mix)"
+        for source in manifest.details["sources"]
+    ]
+    print_manifest(manifest, as_json, lines=lines)

@@ -1,0 +1,1 @@
+"""SQL over the files of runs and collections, read in place."""

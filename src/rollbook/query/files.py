@@ -1,0 +1,280 @@
+"""Which files a query reads, and whose they are.
+
+A path may be a run directory, a directory of runs, an `artifacts/` directory, a collection or one file of
+any of them. A run found twice counts once. Nothing is opened here but run.json and the manifests, which say
+who a run is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from rollbook.errors import BadFileError, UsageError
+from rollbook.records.layout import TRAIN, Artifact, RunFiles, eval_split
+from rollbook.records.run_info import RunInfo, read_run_info
+
+
+class Role(StrEnum):
+    METRICS = "metrics"
+    TRAINER_LOG = "trainer_log"
+    SUMMARIES = "summaries"
+    TRANSCRIPTS = "transcripts"
+    CHECKPOINTS = "checkpoints"
+    TOKENS = "tokens"
+    ROWS = "rows"
+    FAILURES = "failures"
+
+
+_ROLE_OF_NAME = {
+    "metrics.jsonl": Role.METRICS,
+    "trainer_log.jsonl": Role.TRAINER_LOG,
+    "checkpoints.jsonl": Role.CHECKPOINTS,
+}
+_ROLE_OF_ARTIFACT = {Artifact.SUMMARIES: Role.SUMMARIES, Artifact.TRANSCRIPTS: Role.TRANSCRIPTS}
+_TOKEN_EXPORTS = "token_exports"
+_ROW_ENDINGS = (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst", ".parquet")
+_PART_OF_A_RUN = re.compile(r"iteration_\d{6,}|checkpoints|checkpoint-\d+|superseded|token_exports|\..*")
+_COMPRESSED = (".gz", ".zst")
+
+
+@dataclass(frozen=True)
+class DataFile:
+    path: Path
+    role: Role
+    run: str
+    split: str | None = None
+
+    @property
+    def is_parquet(self) -> bool:
+        return self.path.suffix == ".parquet"
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.is_parquet and self.path.suffix not in _COMPRESSED
+
+
+@dataclass
+class Owner:
+    """A run or a collection: who it is, and its files."""
+
+    root: Path  # the directory of a run, the output file of a collection
+    name: str
+    info: dict[str, Any]
+    files: list[tuple[Path, Role, str | None]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Sources:
+    runs: list[dict[str, Any]]  # rows of the view of that name
+    files: list[DataFile]
+
+    def of(self, *roles: Role) -> list[DataFile]:
+        return [file for file in self.files if file.role in roles]
+
+
+def find_sources(paths: Iterable[str | Path]) -> Sources:
+    owners: dict[Path, Owner] = {}
+    for path in paths:
+        found = list(_owners_at(Path(path).expanduser().absolute(), str(path)))
+        if not found:
+            raise UsageError(
+                f"{path}: nothing to query here: no run (run.json, metrics.jsonl, trainer_log.jsonl, "
+                "iteration files, token_exports/) and no collection (X.jsonl with X_manifest.json); "
+                "name a .jsonl file to have it read as rows"
+            )
+        for owner in found:
+            _add(owners, owner)
+    if not owners:
+        raise UsageError("nothing to query; name run directories, collections or directories of them")
+    _tell_apart(list(owners.values()))
+    files = [
+        DataFile(path, role, owner.name, split)
+        for owner in owners.values()
+        for path, role, split in sorted(owner.files)
+    ]
+    return Sources([{**owner.info, "run": owner.name} for owner in owners.values()], files)
+
+
+def _add(owners: dict[Path, Owner], owner: Owner) -> None:
+    known = owners.setdefault(owner.root.resolve(), owner)
+    known.files = list(dict.fromkeys([*known.files, *owner.files]))
+
+
+def _owners_at(path: Path, typed: str) -> Iterator[Owner]:
+    if path.is_dir():
+        yield from _walk(path)
+    elif path.is_file():
+        yield _named_file(path)
+    else:
+        raise UsageError(f"{typed}: no such file or directory")
+
+
+def _walk(directory: Path) -> Iterator[Owner]:
+    try:
+        entries = sorted(directory.iterdir())
+    except PermissionError as error:
+        raise UsageError(f"{directory}: cannot be listed: {error.strerror}") from error
+    run = _run_at(directory)
+    if run is not None:
+        yield run
+    names = {entry.name for entry in entries}
+    for entry in entries:
+        stem = _stem(entry.name)
+        if stem is not None and f"{stem}_manifest.json" in names and not entry.name.startswith("."):
+            yield _collection(entry, stem)
+    for entry in entries:
+        if not _PART_OF_A_RUN.fullmatch(entry.name) and entry.is_dir() and not entry.is_symlink():
+            yield from _walk(entry)
+
+
+def _run_at(directory: Path) -> Owner | None:
+    files: list[tuple[Path, Role, str | None]] = []
+    for name, role in _ROLE_OF_NAME.items():
+        if (directory / name).is_file():
+            files.append((directory / name, role, None))
+    has_iterations = False
+    for found in RunFiles(directory).iteration_files():
+        has_iterations = True
+        if found.artifact in _ROLE_OF_ARTIFACT:
+            files.append((found.path, _ROLE_OF_ARTIFACT[found.artifact], found.split))
+    exports = directory / _TOKEN_EXPORTS
+    if exports.is_dir():
+        files += [(path, Role.TOKENS, None) for path in _token_files(exports)]
+    if not files and not has_iterations and not (directory / "run.json").is_file():
+        return None
+    owner = _run(directory, has_iterations=has_iterations)
+    owner.files = files
+    return owner
+
+
+def _token_files(directory: Path) -> Iterator[Path]:
+    for ending in (".jsonl", ".parquet"):
+        yield from (path for path in directory.rglob(f"*{ending}") if not path.name.startswith("."))
+
+
+def _run(directory: Path, *, has_iterations: bool) -> Owner:
+    marker = directory / "run.json"
+    if marker.is_file():
+        info = read_run_info(marker)
+        return Owner(directory, info.id, _run_row(directory, info))
+    is_trainers = (directory / "trainer_log.jsonl").exists()
+    kind = "sft" if is_trainers else "rl" if has_iterations else None
+    row = {"kind": kind, "config": _json(directory / "config.json"), "file": str(directory)}
+    return Owner(directory, directory.resolve().name, row)
+
+
+def _run_row(directory: Path, info: RunInfo) -> dict[str, Any]:
+    last = info.attempts[-1] if info.attempts else None
+    return {
+        "kind": info.kind,
+        "started_at": info.started_at,
+        "ended_at": last.ended_at if last else None,
+        "outcome": last.outcome if last else None,
+        "attempts": len(info.attempts),
+        "total_iterations": info.total_iterations,
+        "host": info.host,
+        "config": _json(directory / "config.json"),
+        "file": str(directory),
+    }
+
+
+def _stem(name: str) -> str | None:
+    for ending in sorted(_ROW_ENDINGS, key=len, reverse=True):
+        if name.endswith(ending):
+            return name.removesuffix(ending)
+    return None
+
+
+def _collection(output: Path, stem: str) -> Owner:
+    manifest = _read_json(output.with_name(f"{stem}_manifest.json")) or {}
+    coverage = manifest.get("coverage") or {}
+    row = {
+        "kind": "collect" if "meaning" in manifest else "data",
+        "started_at": manifest.get("created_at"),
+        "ended_at": manifest.get("updated_at") if coverage else None,
+        "attempts": manifest.get("sessions"),
+        "config": orjson.dumps(manifest.get("meaning") or manifest).decode(),
+        "file": str(output),
+        **{key: coverage.get(key) for key in ("expected", "ok", "failed", "missing")},
+    }
+    owner = Owner(output, stem, row, [(output, Role.ROWS, "collect")])
+    failures = output.with_name(f"{stem}_failures.jsonl")
+    if failures.is_file():
+        owner.files.append((failures, Role.FAILURES, "collect"))
+    return owner
+
+
+def _named_file(path: Path) -> Owner:
+    """One file: it belongs to the run or collection it stands in, and only it is read."""
+    role = _role_of_file(path)
+    if role is None:
+        raise UsageError(f"{path}: neither a file of a run nor rows ({', '.join(_ROW_ENDINGS)})")
+    if role is Role.ROWS:
+        return _collection(path, _stem(path.name) or path.stem)
+    if role is Role.FAILURES:
+        stem = path.name.removesuffix("_failures.jsonl")
+        owner = _collection(path.with_name(f"{stem}.jsonl"), stem)
+        owner.files = [(path, role, "collect")]
+        return owner
+    nested = re.fullmatch(r"iteration_\d{6,}", path.parent.name) is not None
+    root = path.parent.parent if nested else path.parent
+    if role is Role.TOKENS:
+        root = next((above.parent for above in path.parents if above.name == _TOKEN_EXPORTS), path.parent)
+    owner = _run(root, has_iterations=role in (Role.SUMMARIES, Role.TRANSCRIPTS))
+    base = path.name.split("_iteration_")[0] if not nested else path.name
+    split = TRAIN if base.startswith(TRAIN) else None
+    if split is None and base.startswith("eval_"):
+        name = base.removeprefix("eval_")
+        split = eval_split(re.sub(r"_(rollout_summaries|transcripts)\.jsonl$", "", name))
+    owner.files = [(path, role, split)]
+    return owner
+
+
+def _role_of_file(path: Path) -> Role | None:
+    if path.name in _ROLE_OF_NAME:
+        return _ROLE_OF_NAME[path.name]
+    for artifact, role in _ROLE_OF_ARTIFACT.items():
+        if path.name.endswith(artifact):
+            return role
+    if any(above.name == _TOKEN_EXPORTS for above in path.parents):
+        return Role.TOKENS
+    if path.name.endswith("_failures.jsonl"):
+        return Role.FAILURES
+    return Role.ROWS if _stem(path.name) is not None else None
+
+
+def _tell_apart(owners: list[Owner]) -> None:
+    """Two collections called `rollouts.jsonl` get as much of their paths as it takes to differ."""
+    depth = 1
+    while True:
+        counts = Counter(owner.name for owner in owners)
+        shared = [owner for owner in owners if counts[owner.name] > 1]
+        if not shared or depth > max(len(owner.root.parts) for owner in shared):
+            return
+        for owner in shared:
+            above = owner.root.parts[-1 - depth : -depth]
+            owner.name = "/".join((*above, owner.name))
+        depth += 1
+
+
+def _json(path: Path) -> str | None:
+    value = _read_json(path)
+    return None if value is None else orjson.dumps(value).decode()
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except orjson.JSONDecodeError as error:
+        raise BadFileError(path, f"not valid JSON ({error})") from error
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,110 @@
+"""The columns of `metrics`: one for every key that occurs on any line of any file.
+
+All lines are read for it, because a metric may first appear on the last one. Other systems' names stand
+beside the documented ones (`optim/entropy` is also `entropy`), so that runs of several systems compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollbook.query.files import DataFile
+from rollbook.query.reading import ROW, literal, quoted
+from rollbook.records.jsonl import read_lines
+from rollbook.records.metrics import ALIASES
+from rollbook.records.record import NONFINITE, decode_line
+
+_TAKEN = ("run", "step", "iteration", "file")
+_WHOLE, _NUMBER, _TRUTH, _TEXT = "BIGINT", "DOUBLE", "BOOLEAN", "VARCHAR"
+_LEARNING_RATE = {"lr": "optim/lr"}  # as trainer_log.jsonl has it
+
+
+@dataclass(frozen=True)
+class MetricColumns:
+    types: dict[str, str]  # what is read: a key and its type
+    selected: dict[str, str]  # what the view shows: a column and where it comes from
+    with_row: bool  # whether some of it comes from the record itself
+
+
+def metric_columns(files: Sequence[DataFile]) -> MetricColumns:
+    found = _types(files)
+    kept: dict[str, str] = {}
+    for key in found:
+        kept.setdefault(key.lower(), key)
+    kept.pop("filename", None)  # the reader has a column of its own by this name
+    types = {key: found[key] for key in kept.values()}
+    taken = set(_TAKEN)
+    selected: dict[str, str] = {}
+    for key in types:
+        if key != "step":
+            selected[_free_name(key, taken)] = quoted(key)
+    # SQL does not tell `Loss` from `loss`, nor does the typed reader: such keys are taken from the record.
+    clashing = [key for key in found if key not in types]
+    for key in clashing:
+        selected[_free_name(key, taken)] = f"({ROW}->>{literal(_pointer(key))})::{found[key]}"
+    for key, name in _documented(types):
+        if name.lower() not in taken:
+            selected[_free_name(name, taken)] = quoted(key)
+        elif name in types and {types[key], types[name]} <= {_WHOLE, _NUMBER}:
+            selected[name] = f"coalesce({selected[name]}, {quoted(key)})"
+    return MetricColumns(types, selected, bool(clashing))
+
+
+def _types(files: Sequence[DataFile]) -> dict[str, str]:
+    seen: dict[str, set[str]] = {}
+    for file in files:
+        for line in read_lines(file.path):
+            row = decode_line(file.path, line)
+            for key, value in row.items():
+                kinds = seen.get(key)
+                if kinds is None:
+                    kinds = seen[key] = set()
+                kinds.add(_kind(value))
+            for key in row.get(NONFINITE) or ():
+                if key in seen:
+                    seen[key].add(_NUMBER)
+    return {key: _type(key, kinds) for key, kinds in seen.items()}
+
+
+def _free_name(key: str, taken: set[str]) -> str:
+    name = key
+    while name.lower() in taken:
+        name += "_"
+    taken.add(name.lower())
+    return name
+
+
+def _pointer(key: str) -> str:
+    return "/" + key.replace("~", "~0").replace("/", "~1")
+
+
+def _documented(types: dict[str, str]) -> list[tuple[str, str]]:
+    """(what a file calls a metric, its documented name)."""
+    aliases = ALIASES | _LEARNING_RATE
+    pairs = [(key, aliases[key]) for key in types if key in aliases]
+    totals = (key for key in types if key.startswith("time/") and key.endswith(":total"))
+    return pairs + [(key, key.removesuffix(":total")) for key in totals]
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return _TRUTH
+    if isinstance(value, int):
+        return _WHOLE if -(2**63) <= value < 2**63 else _NUMBER
+    if isinstance(value, float):
+        return _NUMBER
+    return _TEXT if isinstance(value, str) else "JSON"
+
+
+def _type(key: str, kinds: set[str]) -> str:
+    kinds = kinds - {""}
+    if key == NONFINITE:
+        return "VARCHAR[]"
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    # A value that was never finite is still a number.
+    return _NUMBER if kinds <= {_WHOLE, _NUMBER} else "JSON"

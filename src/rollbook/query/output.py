@@ -1,0 +1,155 @@
+"""The rows of an answer as CSV, JSON, JSON lines or Parquet, a batch at a time.
+
+Columns of JSON are JSON in JSON; in CSV they are its text, and so are lists and structs. A file appears whole
+or not at all.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TextIO
+
+import orjson
+
+from rollbook.errors import RollbookError, UsageError, WriteError
+from rollbook.query.session import Answer, Session
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+
+
+def format_of(path: Path) -> Format:
+    ending = path.suffix.removeprefix(".").lower()
+    if ending not in list(Format) or ending == Format.TABLE:
+        endings = ", ".join(f".{kind}" for kind in Format if kind is not Format.TABLE)
+        raise UsageError(f"{path}: the ending says nothing about the format; use {endings} or add --format")
+    return Format(ending)
+
+
+def write_file(session: Session, sql: str, path: Path, kind: Format, *, overwrite: bool) -> int:
+    """Returns how many rows there were."""
+    if path.exists() and not overwrite:
+        raise UsageError(f"{path} exists; choose another name or add --overwrite")
+    if any(file.path.resolve() == path.resolve() for file in session.sources.files):
+        raise UsageError(f"{path} is one of the files the query reads; choose another name")
+    with _appearing_whole(path) as aside:
+        if kind is Format.PARQUET:
+            return _write_parquet(session, sql, aside)
+        with aside.open("w", encoding="utf-8", newline="") as stream:
+            return write_text(session.run(sql), stream, kind)
+
+
+def write_text(answer: Answer, stream: TextIO, kind: Format) -> int:
+    writer = {Format.CSV: _write_csv, Format.JSON: _write_json, Format.JSONL: _write_lines}[kind]
+    return writer(answer, stream)
+
+
+@contextmanager
+def _appearing_whole(path: Path) -> Iterator[Path]:
+    aside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        yield aside
+        aside.replace(path)
+    except OSError as error:
+        raise WriteError(f"{path}: not written ({error.strerror or error})") from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _write_csv(answer: Answer, stream: TextIO) -> int:
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(answer.columns)
+    count = 0
+    for batch in answer.batches:
+        writer.writerows([_as_text(value) for value in row] for row in batch)
+        count += len(batch)
+    return count
+
+
+def _write_lines(answer: Answer, stream: TextIO) -> int:
+    count = 0
+    for line in _json_rows(answer):
+        stream.write(line + "\n")
+        count += 1
+    return count
+
+
+def _write_json(answer: Answer, stream: TextIO) -> int:
+    count = 0
+    for line in _json_rows(answer):
+        stream.write(("[\n" if count == 0 else ",\n") + line)
+        count += 1
+    stream.write("\n]\n" if count else "[]\n")
+    return count
+
+
+def _json_rows(answer: Answer) -> Iterator[str]:
+    names = distinct(answer.columns)
+    is_json = [kind == "JSON" for kind in answer.types]
+    for batch in answer.batches:
+        for row in batch:
+            values = (_parsed(value) if json else value for value, json in zip(row, is_json, strict=True))
+            yield _dumped(dict(zip(names, values, strict=True)))
+
+
+def _write_parquet(session: Session, sql: str, path: Path) -> int:
+    import pyarrow
+    import pyarrow.parquet
+
+    count = 0
+    with session.arrow(sql) as (schema, batches):
+        names = distinct(schema.names)
+        schema = pyarrow.schema([field.with_name(name) for field, name in zip(schema, names, strict=True)])
+        try:
+            with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+                for batch in batches:
+                    writer.write_batch(pyarrow.RecordBatch.from_arrays(batch.columns, schema=schema))
+                    count += batch.num_rows
+        except pyarrow.ArrowException as error:
+            raise RollbookError(f"Parquet does not take this result ({error}); try .csv or .jsonl") from error
+    return count
+
+
+def distinct(names: list[str]) -> list[str]:
+    """`run, run` as `run, run_1`: an object has a key once."""
+    taken: dict[str, None] = {}
+    for name in names:
+        free, number = name, 0
+        while free in taken:
+            number += 1
+            free = f"{name}_{number}"
+        taken[free] = None
+    return list(taken)
+
+
+def _parsed(value: Any) -> Any:
+    try:
+        return None if value is None else orjson.loads(value)
+    except orjson.JSONDecodeError:  # a bare NaN of another writer
+        return value
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, list | dict | tuple):
+        return _dumped(value)
+    return value
+
+
+def _dumped(value: Any) -> str:
+    options = orjson.OPT_NON_STR_KEYS | orjson.OPT_NAIVE_UTC
+    return orjson.dumps(value, default=_plain, option=options).decode()
+
+
+def _plain(value: Any) -> Any:
+    """HUGEINT, DECIMAL, BLOB, INTERVAL: whatever JSON has no word for."""
+    return value.hex() if isinstance(value, bytes) else str(value)

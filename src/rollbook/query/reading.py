@@ -1,0 +1,106 @@
+"""How DuckDB is told to read lines of JSON, so that it sees what our own readers see.
+
+Whole files go through its typed reader, which parses only the columns a query needs and skips files that a
+filter on the file's name rules out. A file whose last line is unfinished is read line by line without it, and
+so is every file when a query wants whole records. Each source has the columns asked for and `filename`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import orjson
+
+from rollbook.query.files import DataFile
+
+FILE = "filename"  # only under this name does a filter on it skip files unread
+ROW = "row"
+_SMALLEST_OBJECT = 1 << 16
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def pattern(path: Path) -> str:
+    """DuckDB takes every path for a glob: `run[1]` would be read as `run1`."""
+    return "".join(f"[{char}]" if char in "*?[" else char for char in str(path))
+
+
+def path_list(files: Sequence[DataFile]) -> str:
+    return "[" + ", ".join(literal(pattern(file.path)) for file in files) + "]"
+
+
+def ends_in_the_middle(path: Path) -> bool:
+    """Whether the last line is unfinished: a write under way, or what a killed writer left."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size == 0:
+            return False
+        file.seek(size - 1)
+        return file.read(1) != b"\n"
+
+
+class Reader:
+    """Makes the FROM clauses of one query."""
+
+    def __init__(self, unfinished: frozenset[Path], largest_object: int) -> None:
+        self.unfinished = unfinished
+        self._largest_object = largest_object
+
+    def source(
+        self, files: Sequence[DataFile], columns: Mapping[str, str], *, with_row: bool = False
+    ) -> str | None:
+        """What to put after FROM for these columns, and with `row` the record itself; None without files."""
+        lines = [file for file in files if not file.is_parquet]
+        by_line = [file for file in lines if with_row or file.path in self.unfinished]
+        whole = [file for file in lines if not with_row and file.path not in self.unfinished]
+        parts = []
+        if whole:
+            typed = self._typed(whole, columns)
+            if len(whole) == len(files):
+                return typed  # bare: a projection around it would keep filters from skipping files
+            parts.append(f"SELECT * FROM {typed}")
+        if by_line:
+            parts.append(self._transformed(self._raw(by_line), columns, with_row))
+        if parquet := [file for file in files if file.is_parquet]:
+            parts.append(self._transformed(_parquet(parquet), columns, with_row))
+        return f"({' UNION ALL BY NAME '.join(parts)})" if parts else None
+
+    def _typed(self, files: Sequence[DataFile], columns: Mapping[str, str]) -> str:
+        listed = ", ".join(f"{quoted(name)}: {literal(kind)}" for name, kind in columns.items())
+        return self._read(files, f"records=true, columns={{{listed}}}")
+
+    def _raw(self, files: Sequence[DataFile]) -> str:
+        # What else is wrong in these files was looked for before: see `session.check_unfinished`.
+        reading = self._read(files, f"records=false, ignore_errors=true, columns={{{ROW}: 'JSON'}}")
+        return f"SELECT {ROW}, {FILE} FROM {reading} WHERE {ROW} IS NOT NULL"
+
+    def _read(self, files: Sequence[DataFile], options: str) -> str:
+        largest = max(file.path.stat().st_size for file in files)
+        # Buffers are made to this measure, and a run may have thousands of small files.
+        size = min(largest + _SMALLEST_OBJECT, self._largest_object)
+        return (
+            f"read_json({path_list(files)}, format='newline_delimited', filename=true, "
+            f"maximum_object_size={size}, {options})"
+        )
+
+    def _transformed(self, raw: str, columns: Mapping[str, str], with_row: bool) -> str:
+        # Text is taken as text, the rest as JSON and then cast: a word where a number must stand is an error.
+        shape = {name: "VARCHAR" if kind == "VARCHAR" else "JSON" for name, kind in columns.items()}
+        structure = literal(orjson.dumps(shape).decode())
+        fields = [f"(_record.{quoted(name)})::{kind} AS {quoted(name)}" for name, kind in columns.items()]
+        selected = ", ".join([*fields, *([ROW] if with_row else []), FILE])
+        records = f"SELECT json_transform({ROW}, {structure}) AS _record, * FROM ({raw})"
+        return f"SELECT {selected} FROM ({records})"
+
+
+def _parquet(files: Sequence[DataFile]) -> str:
+    reading = f"read_parquet({path_list(files)}, union_by_name=true, filename=true)"
+    return f"SELECT to_json(t) AS {ROW}, t.{FILE} AS {FILE} FROM {reading} t"

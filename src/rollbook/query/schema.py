@@ -1,0 +1,182 @@
+"""The columns of every view, in one place: what `--schema` prints and what the SQL is held to.
+
+The keys that join are the same everywhere and have the names they have in the files; only the run's id is
+`run` for short. `metrics` has, beside its fixed columns, one for every key of the metrics files.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Column(NamedTuple):
+    name: str
+    type: str
+    meaning: str
+
+
+def _columns(text: str) -> tuple[Column, ...]:
+    rows = (line.split(None, 2) for line in text.splitlines() if line)
+    return tuple(Column(name, kind, meaning) for name, kind, meaning in rows)
+
+
+_RUN = "run VARCHAR the run's id, or the name of the directory or collection where there is none\n"
+_PLACE = """
+split VARCHAR train, eval/<name>, or collect for a collection
+iteration BIGINT the batch about to be trained on
+group_idx BIGINT the place of the problem in the batch; in a collection the row of the input
+traj_idx BIGINT the place of the trajectory in its group; in a collection the repeat
+"""
+_TASK = "task_id VARCHAR the problem's own name, the same in every run\n"
+_FILE = "file VARCHAR where the record stands\n"
+
+MEANINGS = {
+    "runs": "a run or a collection",
+    "metrics": "a line of metrics.jsonl or trainer_log.jsonl, a column for every key",
+    "rollouts": "a trajectory, or a row of a collection",
+    "steps": "a turn of a trajectory",
+    "transcripts": "a message of a trajectory",
+    "tokens": "a token the loss saw",
+    "checkpoints": "a saved checkpoint",
+    "failures": "a rollout that failed",
+}
+
+COLUMNS: dict[str, tuple[Column, ...]] = {
+    "runs": _columns(
+        _RUN
+        + """
+kind VARCHAR rl, sft, eval, ... or collect, data
+started_at TIMESTAMP UTC
+ended_at TIMESTAMP of the newest attempt; UTC
+outcome VARCHAR completed, failed, interrupted; empty while it runs or if it was killed
+attempts BIGINT how many processes wrote it
+total_iterations BIGINT as planned
+expected BIGINT rollouts asked of a collection
+ok BIGINT of these, done
+failed BIGINT of these, given up
+missing BIGINT of these, not there yet
+host VARCHAR where it ran
+config JSON config.json; of a collection what gives its rows their meaning
+"""
+        + _FILE
+    ),
+    "metrics": _columns(
+        _RUN
+        + """
+step BIGINT the iteration, under the name the file has for it
+iteration BIGINT the same, for joins
+"""
+        + _FILE
+    ),
+    "rollouts": _columns(
+        _RUN
+        + _PLACE
+        + _TASK
+        + """
+status VARCHAR ok or error
+reward DOUBLE the total; empty for a failure
+final_reward DOUBLE the part given to the whole episode
+turns BIGINT how many
+input_tokens BIGINT of all prompts together
+output_tokens BIGINT of all replies together
+stop_reason VARCHAR stop, length, ...
+error VARCHAR why it failed
+tags VARCHAR[] of the environment
+model VARCHAR who answered, where the record says
+sampling_client_step BIGINT how many updates the sampling weights had
+metrics JSON of the whole trajectory
+row JSON the whole record; only there when a query names it
+"""
+        + _FILE
+    ),
+    "steps": _columns(
+        _RUN
+        + _PLACE
+        + "step_idx BIGINT the turn\n"
+        + _TASK
+        + """
+ob_len BIGINT tokens seen
+ac_len BIGINT tokens said
+reward DOUBLE of this turn
+episode_done BOOLEAN whether it was the last
+metrics JSON of the environment
+logs JSON of the environment
+"""
+        + _FILE
+    ),
+    "transcripts": _columns(
+        _RUN
+        + _PLACE
+        + "step_idx BIGINT the turn; assistant messages have it\n"
+        + _TASK
+        + """
+message_idx BIGINT the place in the conversation
+role VARCHAR system, user, assistant, tool
+content VARCHAR its text
+reasoning VARCHAR what was thought before it
+tool_calls JSON what was called
+message JSON as it was written
+"""
+        + _FILE
+    ),
+    "tokens": _columns(
+        _RUN
+        + _PLACE
+        + "step_idx BIGINT the turn\n"
+        + _TASK
+        + """
+rank BIGINT of the trainer's process
+sequence_idx BIGINT the sequence in its file
+token_idx BIGINT the offset in the sequence
+env_name VARCHAR the environment
+token_id BIGINT in the vocabulary
+position_id BIGINT what the model was told
+loss_mask BOOLEAN whether it is trained on
+reward DOUBLE where the export has it
+advantage DOUBLE what the loss was given
+inference_logprob DOUBLE when it was sampled
+trainer_logprob DOUBLE when it was trained on
+entropy DOUBLE of the trainer's distribution
+mismatch_kl DOUBLE between sampler and trainer
+log_importance_ratio DOUBLE trainer minus inference
+importance_ratio DOUBLE its exponential
+prob_delta DOUBLE trainer minus inference, as probabilities
+is_masked BOOLEAN by the loss
+is_masked_high BOOLEAN by its upper bound
+is_masked_low BOOLEAN by its lower bound
+rl_weight DOUBLE of the policy loss
+ce_weight DOUBLE of the cross entropy
+ref_kl_weight DOUBLE of the reference KL
+"""
+        + _FILE
+    ),
+    "checkpoints": _columns(
+        _RUN
+        + """
+iteration BIGINT the one to go on with
+name VARCHAR unique in a run
+epoch DOUBLE where given
+final BOOLEAN whether it ends the run
+state_path VARCHAR relative to the run directory
+sampler_path VARCHAR relative to the run directory
+saved_at TIMESTAMP UTC
+row JSON the whole record
+"""
+        + _FILE
+    ),
+    "failures": _columns(
+        _RUN
+        + _PLACE
+        + _TASK
+        + """
+kind VARCHAR the kind of failure, or the exception
+message VARCHAR what it said
+http_status BIGINT of the answer, if there was one
+attempts JSON what was tried
+failed_at TIMESTAMP UTC
+"""
+        + _FILE
+    ),
+}
+
+VIEWS = tuple(COLUMNS)

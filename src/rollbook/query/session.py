@@ -1,0 +1,315 @@
+"""One query: a connection that can read the named files and do nothing else.
+
+The database is in memory and holds views only. Once they are made, DuckDB may touch no file but those they
+read, load no extension and change no setting; a query that is not a SELECT is refused before, also one that
+hides a COPY in a WITH clause. What DuckDB says about a bad line is looked up in the file, because its line
+numbers are not to be relied on; a line that a running writer was in the middle of is not an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import duckdb
+import orjson
+
+from rollbook.errors import BadLineError, RollbookError, UsageError
+from rollbook.query.files import DataFile, Role, Sources, find_sources
+from rollbook.query.reading import Reader, ends_in_the_middle, literal, pattern, quoted
+from rollbook.query.schema import COLUMNS, VIEWS
+from rollbook.query.suggest import explain_error
+from rollbook.query.views import MACROS, OWNERS, Wanted, numbers_of, view_sql
+from rollbook.records.jsonl import read_lines
+from rollbook.records.record import decode_line
+
+if TYPE_CHECKING:
+    import pyarrow
+
+MEMORY = "1GB"
+_LARGEST_OBJECT, _LARGEST_EVER = 16 << 20, 1 << 30
+_MOST_THREADS = 8  # each has its own buffers, which must fit the memory
+_RETRIES = 8
+_BATCH = 1000
+_READS: dict[str, tuple[Role, ...]] = {
+    "runs": (),
+    "metrics": (Role.METRICS, Role.TRAINER_LOG),
+    "rollouts": (Role.SUMMARIES, Role.ROWS),
+    "steps": (Role.SUMMARIES,),
+    "transcripts": (Role.TRANSCRIPTS, Role.ROWS),
+    "tokens": (Role.TOKENS,),
+    "checkpoints": (Role.CHECKPOINTS,),
+    "failures": (Role.SUMMARIES, Role.FAILURES),
+}
+_READING_NODES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
+# Others read files, and `json_execute_serialized_sql` runs whatever it is given, a COPY too.
+_TABLE_FUNCTIONS = frozenset(
+    {
+        "unnest",
+        "range",
+        "generate_series",
+        "repeat",
+        "json_each",
+        "json_tree",
+        "query_table",
+        "pragma_table_info",
+    }
+    | {
+        f"duckdb_{what}"
+        for what in ("columns", "functions", "keywords", "memory", "settings", "tables", "views")
+    }
+)
+_EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(\([^)]*\)\s*)?", re.IGNORECASE)
+_IN_FILE = re.compile(r'in file "(.*?)", (?:at byte \d+ )?in line \d+')
+_Result = TypeVar("_Result")
+
+
+class Answer(NamedTuple):
+    columns: list[str]
+    types: list[str]
+    batches: Iterator[list[tuple[Any, ...]]]
+    connection: duckdb.DuckDBPyConnection
+
+
+class Session:
+    def __init__(self, paths: Iterable[str | Path], *, memory: str = MEMORY) -> None:
+        self.sources: Sources = find_sources(paths)
+        self._memory = memory
+        self._unfinished: set[Path] = set()
+        self._checked: set[Path] = set()
+        self._largest_object = _LARGEST_OBJECT
+
+    def run(self, sql: str) -> Answer:
+        """The rows of a query, a batch at a time."""
+        return self._persist(sql, self._answer)
+
+    def relation(self, sql: str) -> duckdb.DuckDBPyRelation:
+        """The result as DuckDB's own object: it prints as a table, has `.df()`, `.arrow()`, `.fetchall()`."""
+        return self._persist(sql, _executed)
+
+    @contextmanager
+    def arrow(self, sql: str) -> Iterator[tuple[pyarrow.Schema, Iterator[pyarrow.RecordBatch]]]:
+        """The rows as Arrow's batches, with their types."""
+        connection, reader = self._persist(sql, _arrow)
+        with contextlib.closing(connection):
+            yield reader.schema, iter(lambda: interruptible(connection, lambda: next(reader, None)), None)
+
+    def columns(self, view: str) -> list[tuple[str, str]]:
+        """The names and types of a view over these files."""
+        answer = self.run(f"DESCRIBE {view}")
+        return [(row[0], row[1]) for batch in answer.batches for row in batch]
+
+    def _persist(self, sql: str, act: Callable[[duckdb.DuckDBPyConnection, str], _Result]) -> _Result:
+        sql = checked(sql)
+        for _ in range(_RETRIES):
+            connection = self._connect(sql)
+            try:
+                return interruptible(connection, lambda: act(connection, sql))  # noqa: B023 - called at once
+            except (duckdb.Error, RuntimeError) as error:
+                connection.close()
+                self._learn(error)
+        raise RollbookError("the files change faster than they can be read; try again")
+
+    def _answer(self, connection: duckdb.DuckDBPyConnection, sql: str) -> Answer:
+        connection.execute(sql)
+        described = connection.description or []
+        first = connection.fetchmany(_BATCH)
+        return Answer(
+            [column[0] for column in described],
+            [str(column[1]) for column in described],
+            self._batches(connection, first),
+            connection,
+        )
+
+    def _batches(
+        self, connection: duckdb.DuckDBPyConnection, batch: list[tuple[Any, ...]]
+    ) -> Iterator[list[tuple[Any, ...]]]:
+        while batch:
+            yield batch
+            try:
+                batch = interruptible(connection, lambda: connection.fetchmany(_BATCH))
+            except (duckdb.Error, RuntimeError) as error:
+                self._learn(error)
+                raise RollbookError("a file changed while it was read; try again") from error
+
+    def _connect(self, sql: str) -> duckdb.DuckDBPyConnection:
+        views = [name for name in VIEWS if re.search(rf"\b{name}\b", sql, re.IGNORECASE)] or list(VIEWS)
+        roles = {role for name in views for role in _READS[name]}
+        files = self.sources.of(*roles)
+        self._look_for_unfinished(files)
+        reader = Reader(frozenset(self._unfinished), self._largest_object)
+        with_row = re.search(r"\brow\b", sql, re.IGNORECASE) is not None
+        wanted = Wanted(self.sources, reader, with_row)
+        connection = _open(self._memory)
+        try:
+            connection.execute(MACROS)
+            _add_owners(connection, files)
+            for name in views:
+                if name == "runs":
+                    _add_runs(connection, self.sources.runs)
+                else:
+                    connection.execute(f"CREATE VIEW {name} AS {view_sql(name, wanted)}")
+            _lock(connection, files)
+        except duckdb.Error as error:
+            connection.close()
+            raise RollbookError(f"the files cannot be read: {error}") from error
+        return connection
+
+    def _look_for_unfinished(self, files: Iterable[DataFile]) -> None:
+        for file in files:
+            if file.is_plain and file.path not in self._checked:
+                self._checked.add(file.path)
+                if ends_in_the_middle(file.path):
+                    _check_lines(file)
+                    self._unfinished.add(file.path)
+
+    def _learn(self, error: Exception) -> None:
+        """Raise what a person should read, or return after a change that makes another try worth while."""
+        text = str(error)
+        if not isinstance(error, duckdb.Error):
+            if "interrupted" in text:
+                raise KeyboardInterrupt from error
+            raise error
+        if "maximum_object_size" in text and self._largest_object < _LARGEST_EVER:
+            self._largest_object *= 4
+            return
+        if found := _IN_FILE.search(text):
+            self._find_bad_line(Path(found[1]), error)
+            return
+        raise explain_error(error, self._memory, self._known_columns) from error
+
+    def _known_columns(self) -> dict[str, list[str]]:
+        known = {name: [column.name for column in columns] for name, columns in COLUMNS.items()}
+        known["metrics"] = [name for name, _ in self.columns("metrics")]
+        return known
+
+    def _find_bad_line(self, path: Path, error: duckdb.Error) -> None:
+        file = next((file for file in self.sources.files if file.path == path), None)
+        if file is None or not file.is_plain or path in self._unfinished:
+            raise RollbookError(str(error).split("\n\n")[0]) from error
+        _check_lines(file)
+        if "transform error" in str(error):
+            raise RollbookError(str(error).split("\n")[0]) from error
+        self._unfinished.add(path)  # a line was being written when DuckDB came to it
+
+
+def interruptible(connection: duckdb.DuckDBPyConnection, work: Callable[[], _Result]) -> _Result:
+    """Do the work in a thread: DuckDB does not look for Ctrl-C while it fetches, but this thread does."""
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            return pool.submit(work).result()
+        except KeyboardInterrupt:
+            connection.interrupt()
+            raise
+
+
+def checked(sql: str) -> str:
+    """The one statement of a query, which must only read."""
+    with duckdb.connect() as connection:
+        try:
+            statements = connection.extract_statements(sql)
+        except duckdb.Error as error:
+            raise UsageError(f"{str(error).strip()}\nrollbook query --schema lists the views") from error
+        if len(statements) != 1:
+            raise UsageError(f"one query at a time, not {len(statements)}")
+        statement = statements[0]
+        inner = statement.query
+        if statement.type == duckdb.StatementType.EXPLAIN:
+            inner = _EXPLAIN.sub("", inner, count=1)
+        row = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [inner]).fetchone()
+    tree = orjson.loads(row[0]) if row else {"error": True}
+    if tree["error"] or not tree["statements"] or not _only_reads(tree):
+        raise UsageError(
+            "a query can only read: begin with SELECT, FROM, WITH, DESCRIBE, SUMMARIZE, SHOW or EXPLAIN "
+            "(PIVOT needs the values: ON x IN (...)); write results with -o FILE"
+        )
+    return statement.query
+
+
+def _only_reads(node: Any) -> bool:
+    if isinstance(node, dict):
+        kind = node.get("type")
+        if isinstance(kind, str) and kind.endswith("_NODE") and kind not in _READING_NODES:
+            return False
+        if kind == "TABLE_FUNCTION" and "function" in node:
+            name = str(node["function"].get("function_name")).lower()
+            if name not in _TABLE_FUNCTIONS:
+                raise UsageError(f"{name}() is not for queries, which read the views and nothing else")
+        return all(_only_reads(value) for value in node.values())
+    return all(_only_reads(value) for value in node) if isinstance(node, list) else True
+
+
+def _executed(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyRelation:
+    return connection.sql(sql).materialize()  # now, so that what goes wrong is said here
+
+
+def _arrow(
+    connection: duckdb.DuckDBPyConnection, sql: str
+) -> tuple[duckdb.DuckDBPyConnection, pyarrow.RecordBatchReader]:
+    return connection, connection.sql(sql).to_arrow_reader(_BATCH)
+
+
+def _open(memory: str) -> duckdb.DuckDBPyConnection:
+    # DuckDB makes the directory when it has to spill, and removes it when it closes.
+    spill = Path(tempfile.gettempdir()) / f"rollbook-query-{secrets.token_hex(8)}"
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "memory_limit": memory,
+        "threads": min(os.cpu_count() or 1, _MOST_THREADS),
+        "temp_directory": str(spill),
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "allow_community_extensions": False,
+        "python_enable_replacements": False,
+    }
+    try:
+        return duckdb.connect(config=config)
+    except duckdb.Error as error:
+        raise UsageError(f"--memory {memory}: {error}; write 512MB, 4GB, ...") from error
+
+
+def _lock(connection: duckdb.DuckDBPyConnection, files: Iterable[DataFile]) -> None:
+    paths = {text for file in files for text in (str(file.path), pattern(file.path))}
+    listed = ", ".join(literal(path) for path in sorted(paths))
+    connection.execute(f"SET allowed_paths = [{listed}]")
+    connection.execute("SET enable_progress_bar = false")  # it would stand in the middle of the output
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
+def _add_owners(connection: duckdb.DuckDBPyConnection, files: list[DataFile]) -> None:
+    connection.execute(f"CREATE TABLE {OWNERS} (_path VARCHAR, _run VARCHAR, _split VARCHAR)")
+    if files:
+        columns = zip(*((str(file.path), file.run, file.split) for file in files), strict=True)
+        values = [list(column) for column in columns]
+        connection.execute(f"INSERT INTO {OWNERS} SELECT unnest(?), unnest(?), unnest(?::VARCHAR[])", values)
+
+
+def _add_runs(connection: duckdb.DuckDBPyConnection, runs: list[dict[str, Any]]) -> None:
+    columns = COLUMNS["runs"]
+    declared = ", ".join(f"{quoted(column.name)} {column.type}" for column in columns)
+    connection.execute(f"CREATE TABLE runs ({declared})")
+    places = ", ".join("_utc(?)" if column.type == "TIMESTAMP" else "?" for column in columns)
+    for run in runs:
+        values = [run.get(column.name) for column in columns]
+        connection.execute(f"INSERT INTO runs VALUES ({places})", values)
+
+
+def _check_lines(file: DataFile) -> None:
+    """Raise for the first complete line that is not what it must be."""
+    numbers = numbers_of(file)
+    for line in read_lines(file.path):
+        if not line.data.strip():
+            continue
+        row = decode_line(file.path, line)
+        for key in numbers:
+            value = row.get(key)
+            if value is not None and not isinstance(value, int | float):
+                raise BadLineError(file.path, line.number, f"{key} is {value!r}, where a number must stand")

@@ -1,0 +1,317 @@
+"""The views, each as one SELECT over the files that hold its records.
+
+A branch says where a column comes from in one kind of file; columns it does not name are NULL, and every
+branch is cast to the types of the schema. Without any file a view is empty and has the same columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from rollbook.query.files import DataFile, Role, Sources
+from rollbook.query.metric_keys import metric_columns
+from rollbook.query.reading import FILE, ROW, Reader, quoted
+from rollbook.query.schema import COLUMNS
+
+OWNERS = "_rollbook.owners"  # the table of files: _path, _run, _split
+
+MACROS = """
+CREATE SCHEMA _rollbook;
+CREATE MACRO _text(value) AS CASE json_type(value)
+  WHEN 'VARCHAR' THEN value->>'$'
+  WHEN 'ARRAY' THEN array_to_string(
+    list_transform(try_cast(value AS JSON[]), lambda part: coalesce(part->>'$.text', '')), '') END;
+CREATE MACRO _items(value) AS CASE json_type(value)
+  WHEN 'VARCHAR' THEN [json_object('role', 'user', 'content', value)]
+  WHEN 'ARRAY' THEN try_cast(value AS JSON[]) ELSE []::JSON[] END;
+CREATE MACRO _utc(value) AS try_cast(value AS TIMESTAMPTZ) AT TIME ZONE 'UTC';
+"""
+
+# The name of an iteration's file says its number, and a filter on it then skips all other files.
+_ITERATION = rf"nullif(regexp_extract({FILE}, 'iteration_(\d{{6,}})[^/]*(/[^/]*)?$', 1), '')"
+_IDS = {
+    "split": "VARCHAR",
+    "group_idx": "BIGINT",
+    "traj_idx": "BIGINT",
+    "task_id": "VARCHAR",
+}
+_IN_ITERATION = {
+    "split": "coalesce(split, _split)",
+    "iteration": _ITERATION,
+    "group_idx": "group_idx",
+    "traj_idx": "traj_idx",
+    "task_id": "task_id",
+}
+_ROW_KEYS = {
+    "_rb_key": "VARCHAR",
+    "task_id": "VARCHAR",
+    "_ng_task_index": "BIGINT",
+    "_ng_rollout_index": "BIGINT",
+    "id": "VARCHAR",
+}
+_IN_COLLECTION = {
+    "split": "_split",
+    "group_idx": "_ng_task_index",
+    "traj_idx": r"coalesce(try_cast(regexp_extract(_rb_key, '#(\d+)$', 1) AS BIGINT), _ng_rollout_index)",
+    "task_id": r"CASE WHEN _rb_key IS NOT NULL THEN regexp_replace(_rb_key, '#\d+$', '') "
+    "ELSE coalesce(task_id, 'index-' || _ng_task_index, id) END",
+}
+
+
+class Wanted(NamedTuple):
+    sources: Sources
+    reader: Reader
+    with_row: bool
+
+
+def view_sql(name: str, wanted: Wanted) -> str:
+    """The SELECT of a view."""
+    if name == "metrics":
+        return _metrics(wanted)
+    branches = [branch for branch in _BRANCHES[name](wanted) if branch is not None]
+    return " UNION ALL ".join(branches) if branches else _empty(name, wanted.with_row)
+
+
+def _empty(name: str, with_row: bool) -> str:
+    nothing = ", ".join(f"NULL::{kind} AS {quoted(column)}" for column, kind in _types(name, with_row))
+    return f"SELECT {nothing} WHERE false"
+
+
+def _types(name: str, with_row: bool) -> list[tuple[str, str]]:
+    hidden = name == "rollouts" and not with_row
+    return [(column.name, column.type) for column in COLUMNS[name] if not (hidden and column.name == ROW)]
+
+
+def _branch(
+    name: str,
+    source: str | None,
+    values: Mapping[str, str],
+    *,
+    with_row: bool = False,
+    where: str = "true",
+) -> str | None:
+    if source is None:
+        return None
+    values = {**values, "run": "_run", "file": FILE, **({ROW: ROW} if with_row else {})}
+    selected = ", ".join(
+        f"({values.get(column, 'NULL')})::{kind} AS {quoted(column)}"
+        for column, kind in _types(name, with_row)
+    )
+    return f"SELECT {selected} FROM {source} JOIN {OWNERS} ON {FILE} = _path WHERE {where}"
+
+
+def _rollouts(wanted: Wanted) -> list[str | None]:
+    sources, reader, with_row = wanted
+    totals = {
+        "status": "VARCHAR",
+        "total_reward": "DOUBLE",
+        "final_reward": "DOUBLE",
+        "steps": "JSON[]",
+        "stop_reason": "VARCHAR",
+        "error": "VARCHAR",
+        "tags": "VARCHAR[]",
+        "sampling_client_step": "BIGINT",
+        "trajectory_metrics": "JSON",
+    }
+    summaries = reader.source(sources.of(Role.SUMMARIES), _IDS | totals, with_row=with_row)
+    last_metrics = "json_keys(steps[-1]->'$.metrics')"
+    of_summary = {
+        "status": "coalesce(status, 'ok')",
+        "reward": "total_reward",
+        "final_reward": "final_reward",
+        "turns": "len(steps)",
+        "input_tokens": "list_sum(list_transform(steps, lambda step: (step->>'$.ob_len')::BIGINT))",
+        "output_tokens": "list_sum(list_transform(steps, lambda step: (step->>'$.ac_len')::BIGINT))",
+        # Tinker's loops say it by a metric `stop/<reason>` of the last step.
+        "stop_reason": f"coalesce(stop_reason, list_filter({last_metrics}, "
+        "lambda key: key LIKE 'stop/%')[1][6:])",
+        "error": "error",
+        "tags": "tags",
+        "sampling_client_step": "sampling_client_step",
+        "metrics": "trajectory_metrics",
+    }
+    fields = {"reward": "DOUBLE", "response": "JSON", "num_turns": "BIGINT", "stop_reason": "VARCHAR"}
+    rows = reader.source(sources.of(Role.ROWS), _ROW_KEYS | fields, with_row=with_row)
+    of_row = {
+        "status": "'ok'",
+        "reward": "reward",
+        "turns": "num_turns",
+        "input_tokens": "try_cast(response->>'$.usage.input_tokens' AS BIGINT)",
+        "output_tokens": "try_cast(response->>'$.usage.output_tokens' AS BIGINT)",
+        "stop_reason": "stop_reason",
+        "model": "response->>'$.model'",
+    }
+    return [
+        _branch("rollouts", summaries, _IN_ITERATION | of_summary, with_row=with_row),
+        _branch("rollouts", rows, _IN_COLLECTION | of_row, with_row=with_row),
+    ]
+
+
+def _steps(wanted: Wanted) -> list[str | None]:
+    source = wanted.reader.source(wanted.sources.of(Role.SUMMARIES), _IDS | {"steps": "JSON[]"})
+    each = _each("steps", "_step", source)
+    values = {
+        "step_idx": "coalesce((_step->>'$.step_idx')::BIGINT, _n - 1)",
+        **{key: f"_step->>'$.{key}'" for key in ("ob_len", "ac_len", "reward", "episode_done")},
+        **{key: f"_step->'$.{key}'" for key in ("metrics", "logs")},
+    }
+    return [_branch("steps", each, _IN_ITERATION | values)]
+
+
+def _transcripts(wanted: Wanted) -> list[str | None]:
+    reader, sources = wanted.reader, wanted.sources
+    message = {
+        "step_idx": "_message->>'$.step_idx'",
+        "message_idx": "_n - 1",
+        "role": "coalesce(_message->>'$.role', CASE _message->>'$.type' "
+        "WHEN 'function_call_output' THEN 'tool' WHEN 'function_call' THEN 'assistant' "
+        "WHEN 'reasoning' THEN 'assistant' END)",
+        "content": "coalesce(_text(_message->'$.content'), _text(_message->'$.output'))",
+        "reasoning": "coalesce(_message->>'$.reasoning_content', _text(_message->'$.summary'))",
+        "tool_calls": "coalesce(_message->'$.tool_calls', "
+        "CASE _message->>'$.type' WHEN 'function_call' THEN json_array(_message) END)",
+        "message": "_message",
+    }
+    told = reader.source(sources.of(Role.TRANSCRIPTS), _IDS | {"messages": "JSON[]"})
+    asked = {"messages": "JSON[]", "responses_create_params": "JSON", "response": "JSON"}
+    rows = reader.source(sources.of(Role.ROWS), _ROW_KEYS | asked)
+    if rows is not None:
+        both = "_items(responses_create_params->'$.input') || _items(response->'$.output')"
+        rows = f"(SELECT * EXCLUDE (messages), coalesce(messages, {both}) AS messages FROM {rows})"
+    return [
+        _branch("transcripts", _each("messages", "_message", source), keys | message)
+        for source, keys in ((told, _IN_ITERATION), (rows, _IN_COLLECTION))
+    ]
+
+
+def _each(many: str, one: str, source: str | None) -> str | None:
+    """A row for each element of a list, numbered from 1 by `_n`."""
+    if source is None:
+        return None
+    unnested = f"unnest({many}) AS {one}, generate_subscripts({many}, 1) AS _n"
+    return f"(SELECT * EXCLUDE ({many}), {unnested} FROM {source})"
+
+
+# What an export calls an array of one value a token -> the column, and its type.
+_TOKEN_ARRAYS = {
+    "token_ids": ("token_id", "BIGINT"),
+    "position_ids": ("position_id", "BIGINT"),
+    "loss_mask": ("loss_mask", "BOOLEAN"),
+    "rewards": ("reward", "DOUBLE"),
+    "advantages": ("advantage", "DOUBLE"),
+    "inference_logprobs": ("inference_logprob", "DOUBLE"),
+    "trainer_logprobs": ("trainer_logprob", "DOUBLE"),
+    **{
+        name: (name, "DOUBLE")
+        for name in ("entropy", "mismatch_kl", "log_importance_ratio", "importance_ratio", "prob_delta")
+    },
+    **{name: (name, "BOOLEAN") for name in ("is_masked", "is_masked_high", "is_masked_low")},
+    **{f"{name}_weights": (f"{name}_weight", "DOUBLE") for name in ("rl", "ce", "ref_kl")},
+}
+
+
+def _tokens(wanted: Wanted) -> list[str | None]:
+    whole = {
+        **_IDS,
+        **dict.fromkeys(("iteration", "step", "step_idx", "rank", "export_sequence_idx"), "BIGINT"),
+        "env_name": "VARCHAR",
+    }
+    arrays = {name: f"{kind}[]" for name, (_, kind) in _TOKEN_ARRAYS.items()}
+    source = wanted.reader.source(wanted.sources.of(Role.TOKENS), whole | arrays)
+    if source is None:
+        return []
+    unnested = ", ".join(f"unnest({array}) AS {array}" for array in _TOKEN_ARRAYS)
+    tokens = (
+        f"(SELECT * EXCLUDE ({', '.join(_TOKEN_ARRAYS)}), {unnested}, "
+        f"unnest(range(len(token_ids))) AS _token_idx FROM {source})"
+    )
+    values = {
+        **_IN_ITERATION,
+        "split": "coalesce(split, 'train')",
+        "iteration": "coalesce(iteration, step)",
+        "step_idx": "step_idx",
+        "rank": "rank",
+        "sequence_idx": "export_sequence_idx",
+        "token_idx": "_token_idx",
+        "env_name": "env_name",
+        **{column: array for array, (column, _) in _TOKEN_ARRAYS.items()},
+    }
+    return [_branch("tokens", tokens, values)]
+
+
+def _checkpoints(wanted: Wanted) -> list[str | None]:
+    columns = {
+        "name": "VARCHAR",
+        "batch": "BIGINT",
+        "epoch": "DOUBLE",
+        "final": "BOOLEAN",
+        "state_path": "VARCHAR",
+        "sampler_path": "VARCHAR",
+        "saved_at": "VARCHAR",
+    }
+    source = wanted.reader.source(wanted.sources.of(Role.CHECKPOINTS), columns, with_row=True)
+    values = {**{name: quoted(name) for name in columns}, "iteration": "batch", "saved_at": "_utc(saved_at)"}
+    return [_branch("checkpoints", source, values, with_row=True)]
+
+
+def _failures(wanted: Wanted) -> list[str | None]:
+    reader, sources = wanted.reader, wanted.sources
+    summaries = reader.source(sources.of(Role.SUMMARIES), _IDS | {"status": "VARCHAR", "error": "VARCHAR"})
+    text = dict.fromkeys(("kind", "message", "failed_at"), "VARCHAR")
+    columns = text | {"status": "JSON", "attempts": "JSON"}
+    given_up = reader.source(sources.of(Role.FAILURES), _ROW_KEYS | columns)
+    of_summary = {"kind": "split_part(error, ':', 1)", "message": "error"}
+    of_row = {
+        "kind": "kind",
+        "message": "message",
+        "http_status": "try_cast(status AS BIGINT)",
+        "attempts": "attempts",
+        "failed_at": "_utc(failed_at)",
+    }
+    return [
+        _branch("failures", summaries, _IN_ITERATION | of_summary, where="status = 'error'"),
+        _branch("failures", given_up, _IN_COLLECTION | of_row),
+    ]
+
+
+_STEP_KEYS = ("step", "progress/batch", "training_client/step", "current_steps")
+
+
+def _metrics(wanted: Wanted) -> str:
+    files = wanted.sources.of(Role.METRICS, Role.TRAINER_LOG)
+    keys = metric_columns(files)
+    source = wanted.reader.source(files, keys.types, with_row=keys.with_row) if keys.types else None
+    if source is None:
+        return _empty("metrics", False)
+    steps = [quoted(name) for name in _STEP_KEYS if name in keys.types]
+    step = f"coalesce({', '.join([*steps, 'NULL'])})::BIGINT"
+    selected = ", ".join(f"{value} AS {quoted(name)}" for name, value in keys.selected.items())
+    return (
+        f"SELECT _run AS run, {step} AS step, {step} AS iteration, {selected + ', ' if selected else ''}"
+        f"{FILE} AS file FROM {source} JOIN {OWNERS} ON {FILE} = _path"
+    )
+
+
+_BRANCHES: dict[str, Callable[[Wanted], list[str | None]]] = {
+    "rollouts": _rollouts,
+    "steps": _steps,
+    "transcripts": _transcripts,
+    "tokens": _tokens,
+    "checkpoints": _checkpoints,
+    "failures": _failures,
+}
+
+NUMBERS: dict[Role, tuple[str, ...]] = {
+    Role.SUMMARIES: ("group_idx", "traj_idx", "total_reward", "final_reward", "sampling_client_step"),
+    Role.TRANSCRIPTS: ("group_idx", "traj_idx"),
+    Role.ROWS: ("reward", "num_turns", "_ng_task_index", "_ng_rollout_index"),
+    Role.FAILURES: ("_ng_task_index", "_ng_rollout_index"),
+    Role.CHECKPOINTS: ("batch", "epoch"),
+    Role.TOKENS: ("step", "rank", "export_sequence_idx"),
+}
+
+
+def numbers_of(file: DataFile) -> tuple[str, ...]:
+    """The keys of a file's records that must hold numbers."""
+    return NUMBERS.get(file.role, ())

@@ -53,7 +53,7 @@ class PeerEnvironment:
             return
         print(f"making {self.home.relative_to(REPOSITORY)}, some minutes", flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", self.home], check=True)
-        install = [self.python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+        install = [str(self.python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
         subprocess.run([*install, "-r", self.requirements], check=True)
         subprocess.run([*install, "--no-deps", *self.alone], check=True)
         subprocess.run([self.python, "-c", self.check], check=True, cwd=self.home)

@@ -9,6 +9,7 @@ says.
 from __future__ import annotations
 
 import os
+import random
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -126,12 +127,18 @@ def _random_name(processes: Processes) -> str:
 
 def _random_states() -> dict[str, Any]:
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-    return {"cpu": torch.get_rng_state(), "cuda": cuda, "numpy": np.random.get_state()}
+    return {
+        "cpu": torch.get_rng_state(),
+        "cuda": cuda,
+        "numpy": np.random.get_state(),
+        "python": random.getstate(),
+    }
 
 
 def _restore_random(states: Mapping[str, Any]) -> None:
     torch.set_rng_state(states["cpu"])
     np.random.set_state(states["numpy"])
+    random.setstate(states["python"])
     if states["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from rollbook.data.inputs import find_inputs
+from rollbook.data.llamafactory import read_call
 from rollbook.data.rollouts import with_objects
 from rollbook.data.rows import Row, read_rows
 from rollbook.policies.base import Message
@@ -55,7 +56,7 @@ def conversation_of(row: Row, layout: str = "auto") -> Conversation:
         )
     try:
         made = reader(value)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise row.refuse(f"is not a {layout} row: {type(error).__name__}: {error}") from None
     if made.is_chat and not any(message["role"] == "assistant" for message in made.messages):
         raise row.refuse("has no assistant message to learn from")
@@ -104,15 +105,7 @@ def _from_sharegpt(value: Mapping[str, Any]) -> Conversation:
     for turn in value["conversations"]:
         said, text = turn["from"], turn["value"]
         if said == "function_call":
-            calls = json.loads(text)
-            wanted = calls if isinstance(calls, list) else [calls]
-            messages.append(
-                {
-                    "role": "assistant",
-                    "content": "",
-                    "tool_calls": [{"type": "function", "function": call} for call in wanted],
-                }
-            )
+            messages.append(read_call(text))
         else:
             messages.append({"role": _ROLES[said], "content": text})
     return Conversation(messages=with_objects(messages), tools=_tools(value))

@@ -29,6 +29,7 @@ class Plan(msgspec.Struct, frozen=True):
     output_dir: Path
     resumed_from: SavedModel | None
     replaced: list[Path]
+    data: list[Path]
 
     def lines(self) -> list[str]:
         found = [f"output: {self.output_dir}"]
@@ -43,7 +44,7 @@ def plan_run(settings: SftSettings, artifacts: Path, *, resume: bool, overwrite:
     """Refuses a directory with something in it unless told what to do with it. Changes nothing yet."""
     if resume and overwrite:
         raise UsageError("--resume goes on with a run and --overwrite starts over; choose one")
-    directory = settings.output_dir(artifacts)
+    directory, data = settings.output_dir(artifacts), input_files(settings)
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"training.output_dir {directory} is a file; choose another")
     there = sorted(path for path in directory.iterdir()) if directory.is_dir() else []
@@ -58,7 +59,7 @@ def plan_run(settings: SftSettings, artifacts: Path, *, resume: bool, overwrite:
     ours = [
         path for path in there if path.name in _OURS or path.name.startswith(("checkpoint-", ".checkpoint-"))
     ]
-    return Plan(directory, newest if resume else None, ours if overwrite else [])
+    return Plan(directory, newest if resume else None, ours if overwrite else [], data)
 
 
 def carry_out(plan: Plan, settings: SftSettings, artifacts: Path, config: Path) -> Job:
@@ -78,7 +79,7 @@ def carry_out(plan: Plan, settings: SftSettings, artifacts: Path, config: Path) 
         config=msgspec.to_builtins(settings),
         config_path=config.absolute(),
         output_dir=plan.output_dir.absolute(),
-        data=[path.absolute() for path in input_files(settings)],
+        data=[path.absolute() for path in plan.data],
         resumed_from=str(plan.resumed_from.path) if plan.resumed_from else None,
         grace_s=_GRACE_S,
         finisher="rollbook.runs.jobs.finish:record_result",

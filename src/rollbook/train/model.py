@@ -29,6 +29,7 @@ class TrainedModel:
         self.is_adapter = is_adapter
         self.base = model.get_base_model() if is_adapter else model
         self.packs = False
+        self._own_attention = self.base.config._attn_implementation
         # Whether the log-probabilities are what a softmax over the plain product with the head gives; a model
         # that caps or scales its logits, or adds a bias, is run with its own logits (see `selftests.py`).
         self.chunks_head = getattr(self.base.get_output_embeddings(), "bias", None) is None
@@ -36,7 +37,7 @@ class TrainedModel:
     def use_packing(self, on: bool) -> None:
         """Attention that keeps packed sequences apart, or the model's own for padded rows."""
         register_packed_attention()
-        self.base.set_attn_implementation(PACKED if on else "sdpa")
+        self.base.set_attn_implementation(PACKED if on else self._own_attention)
         self.packs = on
 
     def logprobs(self, batch: Batch) -> Tensor:
@@ -119,6 +120,7 @@ def load_model(
     if settings.chat_template is not None and checkpoint is None:
         tokenizer.chat_template = Path(settings.chat_template).read_text()
     _check_vocabulary(model, tokenizer)
+    _stop_where_the_tokenizer_does(model, tokenizer)
     model.config.use_cache = False
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -187,6 +189,22 @@ def _check_vocabulary(model: Any, tokenizer: Any) -> None:
         raise UsageError(
             f"the tokenizer has {len(tokenizer)} tokens and the model {size}; they do not belong together"
         )
+
+
+def _stop_where_the_tokenizer_does(model: Any, tokenizer: Any) -> None:
+    """A model that learns to end its turns must also be stopped there by whoever generates with it."""
+    end = tokenizer.eos_token_id
+    if end is None:
+        return
+    for config in (model.config, model.generation_config):
+        known = config.eos_token_id
+        ends = [] if known is None else known if isinstance(known, list) else [known]
+        if end not in ends:
+            # Of another vocabulary (a config's default) unless it is one of the tokenizer's own specials.
+            kept = [other for other in ends if other in tokenizer.all_special_ids]
+            config.eos_token_id = [*kept, end] if kept else end
+        if config.pad_token_id is None and tokenizer.pad_token_id is not None:
+            config.pad_token_id = tokenizer.pad_token_id
 
 
 def _first_line(error: Exception) -> str:

@@ -7,12 +7,14 @@ same log as a run that was never killed. SIGTERM saves, and then ends.
 from __future__ import annotations
 
 import math
+import random
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from rollbook.errors import RollbookError, UsageError
@@ -74,7 +76,7 @@ class Run:
     ) -> None:
         self.settings, self.directory, self.processes, self.say = settings, directory, processes, say
         training = settings.training
-        torch.manual_seed(training.seed)
+        _seed(training.seed + processes.rank)
         self.model = self._load(checkpoint)
         self.chat = ChatTokenizer(self.model.tokenizer, train_on=settings.data.train_on)
         self.corpus = self._corpus(settings.data.train, artifacts)
@@ -271,6 +273,13 @@ def _handed_over(directory: Path) -> list[Path]:
     """Checkpoints that somebody was told to use."""
     marker = directory / HANDED_OVER
     return [Path(line) for line in marker.read_text().splitlines()] if marker.exists() else []
+
+
+def _seed(seed: int) -> None:
+    """All generators, ours and those that a model's code may ask."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 def _silence(_: str) -> None:

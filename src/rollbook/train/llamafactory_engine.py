@@ -1,0 +1,266 @@
+"""`engine: llamafactory`: the same settings, trained by LLaMA-Factory's own command.
+
+Every setting becomes the key that means the same there, or is refused by its name; none is dropped. The keys
+are written to `llamafactory.yaml` in the output directory, from data converted as `lf_data.py` says, and the
+command is supervised like any other: history, log and handoff come from the files it leaves.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rollbook.errors import UsageError
+from rollbook.records.atomic import make_directory, write_atomic
+from rollbook.runs.jobs.finish import record_result
+from rollbook.runs.jobs.job import Job, Started
+from rollbook.runs.jobs.ledger import RunEnd
+from rollbook.runs.saved_models import newest_model
+from rollbook.train.lf_data import LfData, write_lf_data
+from rollbook.train.settings import SftSettings, TrainingSettings
+
+ARGUMENTS = "llamafactory.yaml"
+FINISHER = "rollbook.train.llamafactory_engine:record_llamafactory_result"  # for its Job
+_SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
+_PLACEHOLDERS = ("IMAGE_PLACEHOLDER", "VIDEO_PLACEHOLDER", "AUDIO_PLACEHOLDER")
+# The keys of its YAML that follow from our settings: `llamafactory.arguments` must not say otherwise.
+_FOLLOWS_FROM = {
+    "stage": "`rollbook sft`", "do_train": "`rollbook sft`", "do_predict": "`rollbook sft`",
+    "resume_from_checkpoint": "--resume", "overwrite_output_dir": "--overwrite",
+    "plot_loss": "`rollbook sft`", "run_name": "name", "output_dir": "training.output_dir",
+    "model_name_or_path": "model.path", "bf16": "model.dtype", "fp16": "model.dtype",
+    "torch_compile": "model.compile", "disable_gradient_checkpointing": "model.gradient_checkpointing",
+    "gradient_checkpointing": "model.gradient_checkpointing", "finetuning_type": "model.lora",
+    "lora_rank": "model.lora.rank", "lora_alpha": "model.lora.alpha",
+    "lora_dropout": "model.lora.dropout", "lora_target": "model.lora",
+    "dataset": "data.train", "eval_dataset": "data.eval", "val_size": "data.eval", "do_eval": "data.eval",
+    "dataset_dir": "data.train", "tokenized_path": "data.train", "streaming": "data.train",
+    "mix_strategy": "data.train[].weight", "interleave_probs": "data.train[].weight",
+    "cutoff_len": "data.max_length", "mask_history": "data.train_on", "train_on_prompt": "data.train_on",
+    "packing": "data.packing", "neat_packing": "data.packing", "template": "llamafactory.template",
+    "eval_strategy": "training.eval_steps", "evaluation_strategy": "training.eval_steps",
+    "save_strategy": "training.save_steps", "logging_strategy": "training.logging_steps",
+    "per_device_eval_batch_size": "training.per_device_train_batch_size",
+    **{name: f"training.{name}" for name in TrainingSettings.__struct_fields__ if name != "output_dir"},
+}  # fmt: skip
+
+
+def llamafactory_command(
+    settings: SftSettings, artifacts: Path, *, resume: bool, say: Callable[[str], None] = lambda _: None
+) -> list[str]:
+    """Convert the data, write its YAML, and return what is to be run; `say` hears what became of the rows."""
+    command = _command(settings)
+    refuse_what_it_cannot(settings)
+    data = write_lf_data(settings, artifacts)
+    for part in (data.train, data.eval):
+        if part is not None:
+            say(f"{part.path.name}: {part.report.told()}")
+            _refuse_plain_text(settings, part.report.plain_text)
+    arguments = llamafactory_arguments(settings, artifacts, data, resume=resume)
+    path = settings.output_dir(artifacts).absolute() / ARGUMENTS
+    if settings.processes > 1 and any(character.isspace() for character in str(path)):
+        raise UsageError(
+            f"{path}: LLaMA-Factory's launcher of several processes takes no path with spaces; "
+            "choose another training.output_dir"
+        )
+    make_directory(path.parent)
+    write_atomic(path, yaml.safe_dump(arguments, sort_keys=False, allow_unicode=True).encode())
+    return [*command, "train", str(path)]
+
+
+def llamafactory_environment(settings: SftSettings) -> dict[str, str]:
+    """What its launcher reads from the environment, beside what is there already."""
+    beside = str(Path(_command(settings)[0]).parent)  # it starts `torchrun` by name, which is there
+    return {
+        "PATH": os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]),
+        "NPROC_PER_NODE": str(settings.processes),
+        "FORCE_TORCHRUN": "1" if settings.processes > 1 else "0",
+        "USE_V1": "0",  # its second trainer, with other keys
+        # The data is text: `<image>` in it is a word, not a place for a picture.
+        **{name: f"<|no_{name.partition('_')[0].lower()}|>" for name in _PLACEHOLDERS},
+    }
+
+
+def record_llamafactory_result(job: Job, started: Started, end: RunEnd) -> None:
+    """As for any job, once its weights can be read by whoever can read the rest of the directory.
+
+    Its safetensors are written for their owner alone, and the next stage may run as somebody else.
+    """
+    if job.output_dir is not None and (job.output_dir / ARGUMENTS).exists():
+        readers = (job.output_dir / ARGUMENTS).stat().st_mode & 0o444
+        for pattern in ("*.safetensors", "checkpoint-*/*.safetensors"):
+            for weights in job.output_dir.glob(pattern):
+                weights.chmod(weights.stat().st_mode | readers)
+    record_result(job, started, end)
+
+
+def llamafactory_arguments(
+    settings: SftSettings, artifacts: Path, data: LfData, *, resume: bool
+) -> dict[str, Any]:
+    """The whole YAML."""
+    return {
+        **_model(settings),
+        **_data(settings, data),
+        **_training(settings),
+        **_files(settings, artifacts, resume=resume),
+        **settings.llamafactory.arguments,
+    }
+
+
+def refuse_what_it_cannot(settings: SftSettings) -> None:
+    """Settings without a counterpart there, by name, with what to write instead."""
+    for key in settings.llamafactory.arguments:
+        if key in _FOLLOWS_FROM:
+            raise UsageError(f"llamafactory.arguments.{key} follows from {_FOLLOWS_FROM[key]}; set that")
+    _refuse_data(settings)
+    model = settings.model
+    if model.config is not None:
+        raise _refusal("model.config", "it starts from weights in a directory: set model.path")
+    if model.tokenizer is not None and model.tokenizer != model.path:
+        raise _refusal("model.tokenizer", "it takes the tokenizer of model.path; put it there")
+    if model.chat_template is not None:
+        raise _refusal("model.chat_template", "it has templates of its own: set llamafactory.template")
+    if model.lora is not None and model.lora.alpha is not None and model.lora.alpha != int(model.lora.alpha):
+        raise _refusal(f"model.lora.alpha {model.lora.alpha}", "it takes a whole number")
+    if model.dtype == "float32" and _has_gpu():
+        raise _refusal(
+            "model.dtype float32", "on a GPU it loads weights in half precision: write bfloat16, or hide the "
+            "GPU with CUDA_VISIBLE_DEVICES="
+        )  # fmt: skip
+    _weights(settings)
+
+
+def _refuse_data(settings: SftSettings) -> None:
+    data = settings.data
+    if data.too_long == "drop":
+        raise _refusal("data.too_long drop", "it cuts off what is too long: write data.too_long: truncate")
+    for place, dataset in enumerate(data.train):
+        if dataset.weight != int(dataset.weight):
+            raise _refusal(
+                f"data.train[{place}].weight {dataset.weight}",
+                "every epoch would see the same part: make that part with `rollbook data sample`",
+            )
+
+
+def _model(settings: SftSettings) -> dict[str, Any]:
+    model, lora = settings.model, settings.model.lora
+    made: dict[str, Any] = {
+        "model_name_or_path": str(_weights(settings)),
+        "stage": "sft",
+        "do_train": True,
+        "finetuning_type": "full" if lora is None else "lora",
+        "bf16": model.dtype == "bfloat16",
+        "disable_gradient_checkpointing": not model.gradient_checkpointing,
+    }
+    if model.compile == "on":
+        made["torch_compile"] = True
+    if lora is not None:
+        alpha = 2 * lora.rank if lora.alpha is None else int(lora.alpha)
+        made |= {"lora_rank": lora.rank, "lora_alpha": alpha, "lora_dropout": lora.dropout}
+        made["lora_target"] = "all"
+    return made
+
+
+def _weights(settings: SftSettings) -> Path:
+    model = settings.model
+    if model.handed_over is not None:
+        from rollbook.runs.handoff import resolve_checkpoint
+
+        path, said_by = Path(resolve_checkpoint(Path(model.handed_over))), "model.from"
+    else:
+        path, said_by = Path(str(model.path)), "model.path"
+    if not path.is_dir():
+        raise UsageError(f"{said_by}: {path}: no such directory")
+    if (path / "adapter_config.json").exists():
+        raise _refusal(f"{said_by} {path}", "these are adapters: `llamafactory-cli export` merges them first")
+    return path.absolute()
+
+
+def _data(settings: SftSettings, converted: LfData) -> dict[str, Any]:
+    data = settings.data
+    made: dict[str, Any] = {
+        "dataset": converted.train.name,
+        "dataset_dir": str(converted.directory.absolute()),
+        "template": settings.llamafactory.template,
+        "cutoff_len": data.max_length,
+        "mask_history": data.train_on == "last",
+        "packing": data.packing == "on",
+        "neat_packing": data.packing == "on",  # else packed samples see each other
+    }
+    if converted.eval is not None:
+        made |= {"eval_dataset": converted.eval.name, "do_eval": True}
+    return made
+
+
+def _training(settings: SftSettings) -> dict[str, Any]:
+    training = settings.training
+    plain = (
+        "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate",
+        "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "logging_steps",
+        "save_steps", "seed",
+    )  # fmt: skip
+    made: dict[str, Any] = {name: getattr(training, name) for name in plain}
+    made["lr_scheduler_type"] = _SCHEDULES[training.lr_scheduler_type]
+    if training.warmup_steps is None:
+        made["warmup_ratio"] = training.warmup_ratio
+    else:
+        made["warmup_steps"] = training.warmup_steps
+    for name in ("max_steps", "save_total_limit"):
+        if getattr(training, name) is not None:
+            made[name] = getattr(training, name)
+    if settings.data.eval:
+        made["per_device_eval_batch_size"] = training.per_device_train_batch_size
+        if training.eval_steps is not None:
+            made |= {"eval_strategy": "steps", "eval_steps": training.eval_steps}
+    return made
+
+
+def _files(settings: SftSettings, artifacts: Path, *, resume: bool) -> dict[str, Any]:
+    directory = settings.output_dir(artifacts).absolute()
+    made: dict[str, Any] = {
+        "output_dir": str(directory),
+        "run_name": settings.run_name,
+        "plot_loss": True,
+        "report_to": "none",
+        "include_num_input_tokens_seen": True,
+    }
+    # Told outright: left to itself it resumes whatever it finds, whether or not it was asked to.
+    newest = newest_model(directory) if resume else None
+    if newest is None:
+        return made | {"overwrite_output_dir": True}
+    return made | {"resume_from_checkpoint": str(newest.path)}
+
+
+def _command(settings: SftSettings) -> list[str]:
+    words = shlex.split(settings.llamafactory.command)
+    found = shutil.which(str(Path(words[0]).expanduser())) if words else None
+    if found is None:
+        raise UsageError(
+            f"llamafactory.command {settings.llamafactory.command!r}: not found. Install LLaMA-Factory in an "
+            "environment of its own (python -m venv lf; lf/bin/pip install llamafactory) and set "
+            "llamafactory.command to its lf/bin/llamafactory-cli"
+        )
+    return [str(Path(found).absolute()), *words[1:]]
+
+
+def _refuse_plain_text(settings: SftSettings, rows: int) -> None:
+    if rows and settings.llamafactory.template != "empty":
+        raise UsageError(
+            f"{rows} rows are a plain prompt and its completion, and llamafactory.template "
+            f"{settings.llamafactory.template!r} would write roles around them: set it to empty"
+        )
+
+
+def _has_gpu() -> bool:
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return not hidden and any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def _refusal(setting: str, why: str) -> UsageError:
+    return UsageError(f"{setting} cannot be had with engine: llamafactory; {why}")

@@ -1,0 +1,188 @@
+"""The chunked head and packing give what plain transformers gives, in loss and in every gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollbook.train.losses import token_logprobs
+from rollbook.train.model import TrainedModel, load_model
+from rollbook.train.packing import Sample, best_fit, packed_batch, padded_batch
+from tiny_model import LLAMA
+
+VOCABULARY = 61
+
+
+def tiny(kind: str = "llama", **changes: Any) -> TrainedModel:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = {**LLAMA, "vocab_size": VOCABULARY, "model_type": kind, **changes}
+    values.pop("model_type")
+    torch.manual_seed(3)
+    return TrainedModel(
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values)), tokenizer=None
+    )
+
+
+def samples_of(lengths: list[int], seed: int) -> list[Sample]:
+    chance = np.random.default_rng(seed)
+    made = []
+    for length in lengths:
+        trained = chance.random(length) < 0.6
+        trained[-1] = True  # something to learn in each
+        made.append(Sample(chance.integers(0, VOCABULARY, length).astype(np.int32), trained))
+    return made
+
+
+def plain_loss(model: TrainedModel, samples: list[Sample]) -> torch.Tensor:
+    """Sample by sample, with the model's own loss."""
+    model.use_packing(False)
+    total, tokens = torch.zeros(()), 0
+    for sample in samples:
+        ids = torch.from_numpy(sample.tokens.astype(np.int64))[None]
+        labels = torch.where(torch.from_numpy(sample.trained)[None], ids, -100)
+        count = int((labels[0, 1:] != -100).sum())
+        if count:
+            total = total + model.model(input_ids=ids, labels=labels).loss * count
+            tokens += count
+    return total / tokens
+
+
+def gradients(model: TrainedModel) -> dict[str, torch.Tensor]:
+    found = {name: p.grad.clone() for name, p in model.model.named_parameters() if p.grad is not None}
+    model.model.zero_grad(set_to_none=True)
+    return found
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.integers(1, 40), width=st.integers(1, 24), vocabulary=st.integers(2, 80),
+    chunk=st.integers(1, 50), seed=st.integers(0, 10_000),
+)  # fmt: skip
+def test_chunked_logprobs_are_those_of_a_softmax(
+    rows: int, width: int, vocabulary: int, chunk: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    hidden = torch.randn(rows, width, requires_grad=True)
+    head = torch.randn(vocabulary, width, requires_grad=True)
+    targets = torch.randint(0, vocabulary, (rows,))
+    weights = torch.randn(rows)  # RL weighs every token differently
+    ours = token_logprobs(hidden, head, targets, rows=chunk)
+    (ours * weights).sum().backward()
+    mine = (hidden.grad, head.grad)
+    hidden.grad = head.grad = None
+    theirs = (hidden @ head.T).log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
+    (theirs * weights).sum().backward()
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    for a, b in zip(mine, (hidden.grad, head.grad), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_frozen_head_gets_no_gradient() -> None:
+    hidden, head = torch.randn(5, 4, requires_grad=True), torch.randn(7, 4)
+    token_logprobs(hidden, head, torch.zeros(5, dtype=torch.int64)).sum().backward()
+    assert hidden.grad is not None and head.grad is None
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    lengths=st.lists(st.integers(2, 30), min_size=1, max_size=6), seed=st.integers(0, 1000), pad=st.booleans()
+)
+def test_packed_and_padded_batches_train_as_each_sample_alone(
+    lengths: list[int], seed: int, pad: bool
+) -> None:
+    model = tiny()
+    samples = samples_of(lengths, seed)
+    reference = plain_loss(model, samples)
+    reference.backward()
+    wanted = gradients(model)
+    for packs in (True, False):
+        model.use_packing(packs)
+        extra = {"pad_to": sum(lengths) + 7} if pad and packs else {}
+        batch = (packed_batch if packs else padded_batch)(samples, **extra)
+        loss = -model.logprobs(batch).mean()
+        loss.backward()
+        torch.testing.assert_close(loss, reference, rtol=1e-5, atol=1e-5)
+        for name, gradient in gradients(model).items():
+            torch.testing.assert_close(
+                gradient, wanted[name], rtol=1e-3, atol=1e-5, msg=f"{name}, packs={packs}"
+            )
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "mistral", "gemma2"])
+def test_other_families(kind: str) -> None:
+    """A sliding window is kept; a family that caps its logits is told apart, not trained wrongly."""
+    from rollbook.train.selftests import head_matches, packing_keeps_apart
+
+    changes = {"sliding_window": 8} if kind == "mistral" else {}
+    model = tiny(kind, head_dim=16, **changes)
+    samples = samples_of([20, 13], 5)
+    model.use_packing(True)
+    problem = packing_keeps_apart(model, samples, torch.device("cpu"))
+    if kind == "gemma2":
+        assert problem is not None and "soft cap" in problem
+        model.use_packing(False)
+        assert not head_matches(model, samples, torch.device("cpu"))
+        model.chunks_head = False
+    else:
+        assert problem is None
+        assert head_matches(model, samples, torch.device("cpu"))
+    batch = (packed_batch if model.packs else padded_batch)(samples)
+    loss = -model.logprobs(batch).mean()
+    torch.testing.assert_close(loss, plain_loss(model, samples), rtol=1e-4, atol=1e-5)
+
+
+def test_contamination_is_seen() -> None:
+    """With an attention that ignores the boundaries, the self-test must not pass."""
+    from rollbook.train import attention
+    from rollbook.train.selftests import packing_keeps_apart
+
+    model = tiny()
+    model.use_packing(True)
+    from transformers import AttentionInterface
+
+    def leaky(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+        options.pop("boundaries", None)
+        return attention.packed_attention(module, query, key, value, mask, **options)
+
+    def choose(on: bool) -> None:
+        model.base.set_attn_implementation(attention.PACKED if on else "sdpa")
+
+    samples = samples_of([12, 15], 1)
+    AttentionInterface.register(attention.PACKED, leaky)
+    try:
+        model.base.set_attn_implementation(attention.PACKED)
+        model.use_packing = choose  # type: ignore[method-assign] # its own would put the right one back
+        problem = packing_keeps_apart(model, samples, torch.device("cpu"))
+    finally:
+        attention.register_packed_attention()
+    assert problem is not None and "differ by" in problem
+
+
+@settings(max_examples=50, deadline=None)
+@given(lengths=st.lists(st.integers(1, 64), max_size=60))
+def test_bins_hold_every_sequence_once_and_never_too_much(lengths: list[int]) -> None:
+    bins = best_fit(lengths, 64)
+    assert sorted(number for some in bins for number in some) == list(range(len(lengths)))
+    assert all(sum(lengths[number] for number in some) <= 64 for some in bins)
+    # Any two bins that would fit into one would have been one.
+    rooms = sorted(sum(lengths[number] for number in some) for some in bins)
+    assert len(rooms) < 2 or rooms[0] + rooms[1] > 64
+
+
+def test_a_sequence_that_fits_nowhere_is_refused() -> None:
+    with pytest.raises(ValueError, match="65 tokens does not fit into 64"):
+        best_fit([65], 64)
+
+
+def test_loading_a_model_says_what_is_wrong(tmp_path: Any) -> None:
+    from rollbook.errors import UsageError
+    from rollbook.train.settings import ModelSettings
+
+    with pytest.raises(UsageError, match="no such directory"):
+        load_model(ModelSettings(path=str(tmp_path / "nothing")), seed=0, dtype=torch.float32)

@@ -65,6 +65,7 @@ class Processes:
         for part in sharded:
             # A step's loss is divided by the tokens of all processes already.
             part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)  # gloo knows plain sums only
 
     def close(self) -> None:
         if self.are_several and dist.is_initialized():

@@ -36,7 +36,7 @@ from rollbook.train.processes import Processes
 from rollbook.train.schedule import learning_rate, warmup_steps
 from rollbook.train.settings import DatasetSettings, SftSettings
 from rollbook.train.token_store import Corpus
-from rollbook.train.trainer_files import TrainerFiles, new_state
+from rollbook.train.trainer_files import NoFiles, TrainerFiles, new_state
 from rollbook.train.window import Window
 
 Say = Callable[[str], None]
@@ -105,7 +105,7 @@ class Run:
         """Every step that is left, then the summary."""
         before = signal.signal(signal.SIGTERM, self._hear)
         try:
-            with TrainerFiles(self.directory, self.state) as files:
+            with self._files() as files:
                 self._describe()
                 began = time.monotonic()
                 window = Window()
@@ -120,7 +120,10 @@ class Run:
         finally:
             signal.signal(signal.SIGTERM, before)
 
-    def _one_step(self, step: int, files: TrainerFiles, window: Window) -> None:
+    def _files(self) -> TrainerFiles | NoFiles:
+        return TrainerFiles(self.directory, self.state) if self.processes.is_first else NoFiles()
+
+    def _one_step(self, step: int, files: TrainerFiles | NoFiles, window: Window) -> None:
         training = self.settings.training
         rate = learning_rate(
             step,
@@ -161,7 +164,7 @@ class Run:
         else:
             self.state["nonfinite_steps"] += 1
 
-    def _evaluate(self, step: int, files: TrainerFiles) -> None:
+    def _evaluate(self, step: int, files: TrainerFiles | NoFiles) -> None:
         began = time.monotonic()
         assert self.eval_corpus is not None
         loss = self.engine.evaluate(self.feed.eval_batches(self.eval_corpus))
@@ -175,8 +178,7 @@ class Run:
         best = self.state["best_metric"]
         if math.isfinite(loss) and (best is None or loss < best):
             self.state["best_metric"], self.state["best_global_step"] = loss, step
-        if self.processes.is_first:
-            files.eval_point(step, values, self.state["num_input_tokens_seen"])
+        files.eval_point(step, values, self.state["num_input_tokens_seen"])
         self.say(f"step {step}: eval_loss {loss:.4f}")
 
     def _save(self, step: int) -> None:
@@ -247,7 +249,7 @@ class Run:
         self.say(f"{len(self.corpus)} samples, {tokens:,} tokens{packed}")
         self.say(f"{self.total_steps} steps of {self.feed.rows_a_step} rows")
 
-    def _summary(self, files: TrainerFiles, seconds: float) -> dict[str, Any]:
+    def _summary(self, files: TrainerFiles | NoFiles, seconds: float) -> dict[str, Any]:
         elapsed = files.elapsed_s
         steps = max(1, self.total_steps - int(self.state["nonfinite_steps"]))
         results = {
@@ -260,8 +262,7 @@ class Run:
             "train_steps_per_second": self.total_steps / elapsed,
             "train_tokens_per_second": self.state["num_input_tokens_seen"] / elapsed,
         }
-        if self.processes.is_first:
-            files.finish(results)
+        files.finish(results)
         return results
 
     def _hear(self, number: int, _: object) -> None:

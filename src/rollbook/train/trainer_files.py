@@ -138,6 +138,30 @@ class TrainerFiles:
         self._log.append(orjson.dumps(line | ({NONFINITE: nonfinite} if nonfinite else {})))
 
 
+class NoFiles:
+    """The same, for the processes that write nothing."""
+
+    elapsed_s = 1.0
+
+    def train_point(self, step: int, values: Mapping[str, float | int], tokens: int) -> None:
+        return
+
+    def eval_point(self, step: int, values: Mapping[str, float | int], tokens: int) -> None:
+        return
+
+    def alert(self, title: str, text: str, step: int) -> None:
+        return
+
+    def finish(self, results: Mapping[str, float | int]) -> None:
+        return
+
+    def __enter__(self) -> NoFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+
 def new_state(total_steps: int, *, epochs: float, settings: Any) -> dict[str, Any]:
     """The keys of the Hugging Face Trainer's state."""
     return {

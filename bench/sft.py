@@ -77,7 +77,7 @@ def run_rollbook(options: argparse.Namespace, config: dict[str, Any]) -> dict[st
     from rollbook.train.engine import Engine
     from rollbook.train.model import TrainedModel
     from rollbook.train.optimizer import Optimizer
-    from rollbook.train.packing import Sample, best_fit, packed_batch
+    from rollbook.train.packing import Sample, Shape, best_fit, packed_batch
     from rollbook.train.processes import Processes
     from rollbook.train.settings import TrainingSettings
 
@@ -86,7 +86,7 @@ def run_rollbook(options: argparse.Namespace, config: dict[str, Any]) -> dict[st
     model = TrainedModel(build(config, dtype).to(processes.device), tokenizer=None)
     model.use_packing(True)
     if processes.device.type == "cuda" and not options.no_compile:
-        model.compile_blocks()
+        model.compile_blocks(replayed=True)
     engine = Engine(
         model, Optimizer(model.parameters(), TrainingSettings(output_dir="x")), processes, max_grad_norm=1.0
     )
@@ -94,14 +94,14 @@ def run_rollbook(options: argparse.Namespace, config: dict[str, Any]) -> dict[st
     samples = [Sample(tokens, np.ones(len(tokens), bool)) for tokens in data]
     bins = best_fit([len(sample.tokens) for sample in samples], options.length)
     np.random.default_rng(0).shuffle(bins)
-    width = options.rows * options.length
+    shape = Shape(options.rows * options.length, options.length)
     times, tokens = [], []
     began = time.perf_counter()
     for step in range(options.warmup + options.steps):
         rows = [bins[(step * options.rows + place) % len(bins)] for place in range(options.rows)]
         start = time.perf_counter()
         chosen = [samples[number] for row in rows for number in row]
-        result = engine.step([packed_batch(chosen, pad_to=width)], 1e-5)
+        result = engine.step([packed_batch(chosen, shape=shape)], 1e-5)
         times.append(time.perf_counter() - start)
         tokens.append(result.real_tokens)
         if step + 1 == options.warmup:

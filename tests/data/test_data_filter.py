@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from rollbook.cli.main import main
+from rollbook.data.expression import Expression
 from rollbook.data.filter import filter_rows
 from rollbook.errors import BadLineError, UsageError, WriteError
 
@@ -60,6 +63,35 @@ def test_an_output_that_cannot_be_finished_takes_the_other_with_it(tmp_path: Pat
     with pytest.raises(WriteError, match=r"bad\.parquet: these rows do not fit"):
         filter_rows([source], tmp_path / "good.jsonl", where="reward > 0", rejected=tmp_path / "bad.parquet")
     assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_condition_that_no_row_answers_is_a_slip(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"not one row answers this: .*in\.jsonl:1: rewrd is missing"
+    ) as caught:
+        filter_rows([source], tmp_path / "good.jsonl", where="rewrd >= 0.8")
+    assert "the fields of the last row: reward, n" in str(caught.value)
+    assert list(tmp_path.iterdir()) == [source]
+    assert filter_rows([source], tmp_path / "none.jsonl", where="reward > 5").rows_out == 0
+
+
+def test_a_queue_that_ends_it_leaves_nothing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM ends a command as Ctrl-C does: what was written aside goes."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def killed(*_: object) -> bool:
+        assert any(path.name.endswith(".tmp") for path in tmp_path.iterdir())
+        os.kill(os.getpid(), signal.SIGTERM)
+        return True
+
+    monkeypatch.setattr(Expression, "answer", killed)
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "filter", str(source), "--where", "reward > 0", "-o", str(tmp_path / "x.jsonl")])
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == [source]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

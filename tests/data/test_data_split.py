@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rollbook.cli.main import main
 from rollbook.data.rows import read_rows
 from rollbook.data.split import split
-from rollbook.errors import BadLineError, UsageError
+from rollbook.errors import BadLineError, UsageError, WriteError
 from rollbook.records.row_keys import task_of
 
 
@@ -110,7 +110,7 @@ def test_by_field_and_by_row(tmp_path: Path) -> None:
         ({"a": 1.0}, "two parts"),
         ({"a": 1.5, "b": -0.5}, "between 0 and 1"),
         ({"a/b": 0.5, "b": 0.5}, "no name of a part"),
-        ({"a": 0.99, "b": 0.01}, r"b=0.01 of 10 \(tasks\) is none"),
+        ({"a": 0.99, "b": 0.01}, "b=0.01 of 10 tasks is none"),
         ({"a": 0.5, "a.jsonl": 0.5}, "names of their own"),
     ],
 )
@@ -119,6 +119,15 @@ def test_refusals_leave_nothing(tmp_path: Path, shares: dict[str, float], messag
     with pytest.raises(UsageError, match=message):
         split([source], shares, tmp_path / "out")
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path != source]
+
+
+def test_nothing_to_split_and_no_directory_to_write_to(tmp_path: Path) -> None:
+    halves = {"a": 0.5, "b": 0.5}
+    with pytest.raises(UsageError, match="no rows to split"):
+        split([write(tmp_path / "none.jsonl", [])], halves, tmp_path / "out")
+    source = write(tmp_path / "all.jsonl", rollouts(10, 1))
+    with pytest.raises(WriteError, match=r"all\.jsonl/a\.jsonl: cannot write here"):
+        split([source], halves, source)
 
 
 def test_one_part_that_is_there_keeps_all_from_being_written(tmp_path: Path) -> None:

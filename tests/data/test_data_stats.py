@@ -120,7 +120,7 @@ OBJECT = st.dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     rows=st.lists(
         st.fixed_dictionaries(

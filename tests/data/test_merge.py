@@ -168,6 +168,21 @@ def test_coverage_from_the_manifests_of_the_collections(tmp_path: Path) -> None:
     assert partly.details == {"without_manifest": [str(c)]}
 
 
+def test_what_two_plans_promise_is_expected_once(tmp_path: Path) -> None:
+    """Without that, a merge of overlapping collections would call half of its rows missing."""
+    a = collected(tmp_path / "a.jsonl", [row(0), row(1)], planned=3)
+    b = collected(tmp_path / "b.jsonl", [row(1), row(2)], planned=2)
+    both = merge([a, b], tmp_path / "both.jsonl", duplicates=Duplicates.FIRST)
+    assert both.coverage == {"expected": 4, "ok": 3, "failed": 0, "missing": 1}
+    # Two halves of one plan, and a copy: the plan is counted once to begin with.
+    c = collected(tmp_path / "c.jsonl", [row(2), row(1)], planned=2)
+    manifest = json.loads((tmp_path / "b_manifest.json").read_text())
+    (tmp_path / "c_manifest.json").write_text(json.dumps(manifest))
+    three = merge([a, b, c], tmp_path / "three.jsonl", duplicates=Duplicates.FIRST)
+    assert three.counts["duplicates_dropped"] == 3
+    assert three.coverage == {"expected": 4, "ok": 3, "failed": 0, "missing": 1}
+
+
 def test_a_manifest_that_is_none(tmp_path: Path) -> None:
     a = write(tmp_path / "a.jsonl", [row(0)])
     (tmp_path / "a_manifest.json").write_text("{")

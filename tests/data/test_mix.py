@@ -94,7 +94,7 @@ def test_the_sample_is_uniform(tmp_path: Path) -> None:
     first: Counter[int] = Counter()
     sources: Counter[tuple[int, str]] = Counter()
     words = [f"a={tmp_path}/a.jsonl:0.5", f"b={tmp_path}/b.jsonl:0.5"]
-    for seed in range(300):
+    for seed in range(120):
         mix(words, tmp_path / "out.jsonl", total=8, seed=seed, overwrite=True)
         mixed = values(tmp_path / "out.jsonl")
         taken = [row["n"] for row in mixed if row["source"] == "a"]
@@ -226,6 +226,8 @@ def test_paths_may_hold_colons_and_equal_signs(tmp_path: Path) -> None:
     write_source(tmp_path / "run=1:2" / "a.jsonl", 2)
     write_source(tmp_path / "run=1:2" / "b.jsonl", 2)
     assert mix([f"a={tmp_path}/run=1:2:1"], tmp_path / "out.jsonl").rows_out == 4
+    write_source(tmp_path / "a, b.jsonl", 3)  # a comma parts paths, unless there is such a file
+    assert mix([f"a={tmp_path}/a, b.jsonl:1"], tmp_path / "comma.jsonl").rows_out == 3
 
 
 def test_thirds_may_be_typed_as_decimals() -> None:

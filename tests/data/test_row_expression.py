@@ -104,6 +104,7 @@ def test_the_reason_is_that_of_the_present_row() -> None:
         ("tags[0:2] == 1", "field is written", 0),
         ("tags[category] == 1", "field is written", 0),
         ("reward // 2 == 1", "has no place", 0),
+        ("reward >", "not understood", 8),
         ("1 + 1", "not a condition", 0),
         ("'text'", "not a condition", 0),
         ("correct and 5", "not a condition", 12),

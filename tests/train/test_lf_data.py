@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from rollbook.data.llamafactory import Unsuitable, conversation_row, dataset_name, read_call
-from rollbook.data.rows import Row
+from rollbook.data.output import RowOutput
+from rollbook.data.rows import Row, read_rows
 from rollbook.errors import BadFileError, BadLineError, RollbookError, UsageError
 from rollbook.train import llamafactory_engine
 from rollbook.train.conversations import conversation_of
@@ -166,6 +167,25 @@ def test_a_call_that_is_no_json_is_an_error_with_its_line() -> None:
     row = Row(json.dumps({"conversations": turns}).encode(), Path("t.jsonl"), 7)
     with pytest.raises(BadLineError, match=r"t\.jsonl:7: is not a sharegpt row"):
         conversation_of(row)
+
+
+def test_columns_do_not_add_arguments_to_a_call(tmp_path: Path) -> None:
+    """Parquet gives every row the keys of all rows; who reads it takes them away again."""
+    rows = []
+    for name, arguments in (("add", {"a": 1}), ("weather", {"city": "Bern"})):
+        tool = {"type": "function", "function": {"name": name, "parameters": {"properties": {name: {}}}}}
+        calls = [{"type": "function", "function": {"name": name, "arguments": arguments}}]
+        reply = {"role": "assistant", "content": "", "tool_calls": calls}
+        rows.append({"messages": [{"role": "user", "content": "go"}, reply], "tools": [tool]})
+    with RowOutput(tmp_path / "rows.parquet") as output:
+        for row in rows:
+            output.write(json.dumps(row).encode())
+    found = [conversation_of(row) for row in read_rows(tmp_path / "rows.parquet")]
+    assert [made.messages for made in found] == [row["messages"] for row in rows]
+    assert [[*made.tools[0]["function"]["parameters"]["properties"]] for made in found] == [
+        ["add"],
+        ["weather"],
+    ]
 
 
 def test_names_with_dots_stay_apart(tmp_path: Path, values: dict[str, Any]) -> None:

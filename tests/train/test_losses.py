@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rollbook.train.losses import token_logprobs
 from rollbook.train.model import TrainedModel, load_model
-from rollbook.train.packing import Sample, best_fit, packed_batch, padded_batch
+from rollbook.train.packing import Sample, Shape, best_fit, packed_batch, padded_batch
 from tiny_model import LLAMA
 
 VOCABULARY = 61
@@ -103,7 +103,7 @@ def test_packed_and_padded_batches_train_as_each_sample_alone(
     wanted = gradients(model)
     for packs in (True, False):
         model.use_packing(packs)
-        extra = {"pad_to": sum(lengths) + 7} if pad and packs else {}
+        extra: Any = {"shape": Shape(sum(lengths) + 7, 40)} if pad and packs else {}
         batch = (packed_batch if packs else padded_batch)(samples, **extra)
         loss = -model.logprobs(batch).mean()
         loss.backward()

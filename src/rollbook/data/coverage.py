@@ -30,13 +30,16 @@ class Planned(NamedTuple):
     expected: int | None  # None unless every file has a manifest that says it
     failed: int
     without: list[Path]
+    plans: list[str]  # of each file: the input that was collected
 
-    def coverage(self, ok: int) -> dict[str, int]:
+    def coverage(self, ok: int, planned_twice: int = 0) -> dict[str, int]:
+        """`planned_twice`: rows of several plans that turned out to be of one task and repeat."""
         if self.expected is None:
             return {}
-        missing = max(0, self.expected - ok)
+        expected = self.expected - planned_twice
+        missing = max(0, expected - ok)
         return {
-            "expected": self.expected,
+            "expected": expected,
             "ok": ok,
             "failed": min(self.failed, missing),
             "missing": missing,
@@ -47,6 +50,7 @@ def planned_by(paths: Sequence[Path]) -> Planned:
     expected: dict[str, int] = {}  # by the input that was collected, which two files may share
     failed = 0
     without = []
+    plans = []
     for path in paths:
         manifest = _manifest_of(path)
         coverage = manifest.get("coverage") or {}
@@ -56,10 +60,12 @@ def planned_by(paths: Sequence[Path]) -> Planned:
             of, count = str(path), coverage["expected"]
         else:
             without.append(path)
+            plans.append(str(path))
             continue
+        plans.append(of)
         expected[of] = max(count, expected.get(of, 0))
         failed += coverage.get("failed", 0)
-    return Planned(None if without else sum(expected.values()), failed, without)
+    return Planned(None if without else sum(expected.values()), failed, without, plans)
 
 
 def _manifest_of(path: Path) -> dict[str, Any]:

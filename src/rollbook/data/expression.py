@@ -91,7 +91,9 @@ class _Compiler:
         try:
             self.tree = ast.parse(self.text, mode="eval").body
         except SyntaxError as error:
-            raise self._refuse_at((error.offset or 1) - 1, f"not understood: {error.msg}") from None
+            # Without a place: it ended too early.
+            column = error.offset - 1 if error.offset else len(self.text)
+            raise self._refuse_at(column, f"not understood: {error.msg}") from None
         except (ValueError, RecursionError, MemoryError) as error:
             raise UsageError(f"the expression is not understood: {error}") from None
 

@@ -2,7 +2,7 @@
 
 Every other row is counted: `dropped` where the condition is false, `unanswerable` where the row does not say
 (a missing field, a value of another type), with the first places. With `rejected` they go to a file as well,
-so that no row of the input is in neither.
+so that no row of the input is in neither. A condition that not one row answers is a slip and an error.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rollbook.data.expression import Expression
 from rollbook.data.job import DataJob, DataManifest
 from rollbook.data.rows import Advance
+from rollbook.errors import UsageError
 
 _PLACES = 5
+_FIELDS_SHOWN = 30
 _REASONS = 100  # texts of the expression and names of types: few, but nothing here may grow with the rows
 
 
@@ -41,8 +44,10 @@ def filter_rows(
         advance=advance,
     ) as job:
         others = job.also[0] if job.also else None
+        value: dict[str, Any] = {}
         for row in job.rows():
-            answer = condition.answer(row.value())
+            value = row.value()
+            answer = condition.answer(value)
             if answer:
                 job.write(row.data)
                 continue
@@ -56,6 +61,9 @@ def filter_rows(
                 job.count("dropped")
             if others is not None:
                 others.write(row.data)
+        if places and job.counts["unanswerable"] == job.rows_in:
+            known = ", ".join(list(value)[:_FIELDS_SHOWN])
+            raise UsageError(f"not one row answers this: {places[0]}\nthe fields of the last row: {known}")
         if places:
             job.manifest.details = {"unanswerable": dict(reasons.most_common()), "first_places": places}
     return job.manifest

@@ -171,6 +171,9 @@ class DataJob:
         """For commands that count by other means than `rows`."""
         self._seen[path].rows, self._seen[path].blank = rows, blank
 
+    def rows_of(self, path: Path) -> int:
+        return self._seen[path].rows
+
     @property
     def rows_in(self) -> int:
         return sum(seen.rows for seen in self._seen.values())
@@ -204,7 +207,7 @@ def _refuse_foreign_manifest(output: Path) -> None:
     path = manifest_path(output)
     try:
         written_for = orjson.loads(path.read_bytes()).get("output")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except (orjson.JSONDecodeError, AttributeError):
         written_for = None

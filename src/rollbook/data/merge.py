@@ -172,7 +172,8 @@ class _RowMerge:
                 _report_coverage(job, self._tasks.coverage(), None)
             else:
                 ok = job.rows_in - len(repeated)
-                _report_coverage(job, self._planned.coverage(ok), self._planned)
+                coverage = self._planned.coverage(ok, self._planned_twice(repeated))
+                _report_coverage(job, coverage, self._planned)
         return job.manifest
 
     def _check(self, directory: Path) -> Pairs:
@@ -185,6 +186,15 @@ class _RowMerge:
         if without:
             self._job.count("rows_without_key", without)
         return keys.pairs()
+
+    def _planned_twice(self, repeated: Pairs) -> int:
+        """Of the repeated rows, those of which two plans spoke: what both promise is expected once."""
+        ends = np.cumsum([self._job.rows_of(path) for path in self._job.paths])
+        names = {plan: number for number, plan in enumerate(self._planned.plans)}
+        plan_of_file = np.array([names[plan] for plan in self._planned.plans])
+        plans = plan_of_file[np.searchsorted(ends, repeated, side="right")]
+        others = np.column_stack([repeated[:, 1], plans[:, 0]])[plans[:, 0] != plans[:, 1]]
+        return len(np.unique(others, axis=0))
 
     def _kept(self, repeated: Pairs) -> Iterator[tuple[int, Row]]:
         """The rows with their numbers, without those that repeat an earlier one."""

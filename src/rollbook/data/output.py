@@ -119,12 +119,12 @@ class RowOutput:
             with duckdb.connect() as connection:
                 connection.execute("set preserve_insertion_order = true")
                 connection.execute("set enable_progress_bar = false")  # it would stand in our own output
-                lines = connection.read_json(
-                    str(self._aside),
-                    format="newline_delimited",
-                    sample_size=-1,
-                    maximum_object_size=1 << 30,
-                )
+                how: Any = {"format": "newline_delimited", "maximum_object_size": 1 << 30}
+                lines = connection.read_json(str(self._aside), sample_size=-1, **how)
+                kinds = [_as_written(kind) for kind in lines.types]
+                if kinds != lines.types:
+                    columns_of = dict(zip(lines.columns, map(str, kinds), strict=True))
+                    lines = connection.read_json(str(self._aside), columns=columns_of, **how)
                 lines.write_parquet(str(columns), compression="zstd")
             columns.replace(self._aside)
         except duckdb.Error as error:
@@ -136,3 +136,18 @@ class RowOutput:
 
     def _refused(self, error: OSError) -> WriteError:
         return WriteError(f"{self.path}: not written ({error.strerror or error}); nothing is left of it")
+
+
+def _as_written(kind: Any) -> Any:
+    """JSON has no dates, times and UUIDs: text that looks like one is text, and stays as it was written."""
+    import duckdb
+
+    if kind.id.startswith(("date", "time", "uuid", "interval")):
+        return duckdb.sqltype("VARCHAR")
+    if kind.id == "list":
+        return duckdb.list_type(_as_written(kind.children[0][1]))
+    if kind.id == "struct":
+        return duckdb.struct_type({name: _as_written(child) for name, child in kind.children})
+    if kind.id == "map":
+        return duckdb.map_type(*(_as_written(child) for _, child in kind.children))
+    return kind

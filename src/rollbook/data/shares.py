@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from enum import StrEnum
 from fractions import Fraction
+from pathlib import Path
 from typing import NamedTuple
 
 from rollbook.errors import UsageError
@@ -34,7 +35,7 @@ class Source(NamedTuple):
 
 
 def parse_sources(words: Sequence[str]) -> list[Source]:
-    """`name=path[,path...]:share`; a path may hold colons and equal signs, but no comma."""
+    """`name=path[,path...]:share`; a path may hold colons and equal signs, a lone one also commas."""
     given = [_parsed(word) for word in words]
     if not given:
         raise UsageError(f"no sources; name each as {_EXAMPLE}")
@@ -55,7 +56,8 @@ def _parsed(word: str) -> Source:
         raise UsageError(f"{word!r}: a source is written name=path:share, such as {_EXAMPLE}")
     if not _NUMBER.fullmatch(share) or Fraction(share) <= 0:
         raise UsageError(f"{word!r}: the share {share!r} must be a number above 0, such as 0.6")
-    return Source(name.strip(), tuple(path for path in paths.split(",") if path), Fraction(share))
+    words = [paths] if Path(paths).exists() else paths.split(",")
+    return Source(name.strip(), tuple(word for word in words if word), Fraction(share))
 
 
 def counts_of(total: int, shares: Sequence[Fraction]) -> list[int]:

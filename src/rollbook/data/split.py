@@ -125,6 +125,8 @@ def _hash(group: bytes, seed: int) -> int:
 
 def _whole(groups: int, shares: Mapping[str, float], by: str) -> list[int]:
     """Whole numbers that add up, each within one of its share: the largest remainders are rounded up."""
+    if not groups:
+        raise UsageError("there are no rows to split")
     wanted = [groups * share for share in shares.values()]
     counts = [int(share) for share in wanted]
     by_remainder = sorted(range(len(wanted)), key=lambda part: counts[part] - wanted[part])
@@ -132,6 +134,6 @@ def _whole(groups: int, shares: Mapping[str, float], by: str) -> list[int]:
         counts[part] += 1
     for (name, share), count in zip(shares.items(), counts, strict=True):
         if count == 0:
-            kind = by if by in ("task", "row") else f"value of {by}"
-            raise UsageError(f"{name}={share:g} of {groups} ({kind}s) is none; choose other shares")
+            kind = by if by in ("task", "row") else f"{by} value"
+            raise UsageError(f"{name}={share:g} of {groups} {kind}s is none; choose other shares")
     return counts

@@ -60,6 +60,8 @@ def packed_attention(
     outputs = []
     ends = boundaries.tolist()
     for start, end in pairwise(ends):
+        if start == end:
+            continue
         inside = slice(start, end)
         outputs.append(
             _causal(
@@ -111,10 +113,9 @@ def _find_varlen() -> Any:
         scale: float | None,
         window: tuple[int, int],
     ) -> Tensor:
-        groups = query.shape[1] // key.shape[1]
-        if groups > 1 and "enable_gqa" not in known:
-            key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
-        options: dict[str, Any] = {"enable_gqa": True} if groups > 1 and "enable_gqa" in known else {}
+        # Kernels share a key head among its query heads by themselves; newer releases want that said.
+        shares = query.shape[1] != key.shape[1] and "enable_gqa" in known
+        options: dict[str, Any] = {"enable_gqa": True} if shares else {}
         output: Any = varlen_attn(
             query, key, value, ends, ends, longest, longest, scale=scale, window_size=window, **options
         )

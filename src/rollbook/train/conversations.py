@@ -46,6 +46,8 @@ def read_conversations(dataset: DatasetSettings) -> Iterator[tuple[Row, Conversa
 
 def conversation_of(row: Row, layout: str = "auto") -> Conversation:
     value = row.value()
+    if row.path.suffix == ".parquet":
+        value = _without_filling(value)
     if layout == "auto":
         layout = _layout_of(value)
     reader = _READERS.get(layout)
@@ -61,6 +63,13 @@ def conversation_of(row: Row, layout: str = "auto") -> Conversation:
     if made.is_chat and not any(message["role"] == "assistant" for message in made.messages):
         raise row.refuse("has no assistant message to learn from")
     return made
+
+
+def _without_filling(value: Any) -> Any:
+    """Columns give every call the arguments of all others, as null: a model would learn to write them."""
+    if isinstance(value, dict):
+        return {key: _without_filling(item) for key, item in value.items() if item is not None}
+    return [_without_filling(item) for item in value] if isinstance(value, list) else value
 
 
 def _layout_of(value: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from rollbook.errors import UsageError
 from rollbook.train.chat import ChatTokenizer
 from rollbook.train.model import TrainedModel
-from rollbook.train.packing import Batch, Sample, packed_batch, padded_batch
+from rollbook.train.packing import Batch, Sample, Shape, packed_batch, padded_batch
 from rollbook.train.processes import Processes
 from rollbook.train.sampling import Bins, epoch_order, rows_of_epoch, steps_in
 from rollbook.train.settings import DatasetSettings, SftSettings
@@ -85,8 +85,9 @@ class Feed:
     def _made(self, samples: list[Sample]) -> Batch:
         if not self._model.packs:
             return padded_batch(samples, pad_token=self._pad)
-        width = self._data.max_length * self._training.per_device_train_batch_size
-        return packed_batch(samples, pad_to=width if self._full_width else None, pad_token=self._pad)
+        longest = self._data.max_length
+        shape = Shape(longest * self._training.per_device_train_batch_size, longest)
+        return packed_batch(samples, shape=shape if self._full_width else None, pad_token=self._pad)
 
     @property
     def _pad(self) -> int:

@@ -16,13 +16,14 @@ from typing import Any
 
 import yaml
 
+from rollbook.data.llamafactory import dataset_name
 from rollbook.errors import UsageError
 from rollbook.records.atomic import make_directory, write_atomic
 from rollbook.runs.jobs.finish import record_result
 from rollbook.runs.jobs.job import Job, Started
 from rollbook.runs.jobs.ledger import RunEnd
 from rollbook.runs.saved_models import newest_model
-from rollbook.train.lf_data import LfData, write_lf_data
+from rollbook.train.lf_data import lf_directory, lf_file, write_lf_data
 from rollbook.train.settings import SftSettings, TrainingSettings
 
 ARGUMENTS = "llamafactory.yaml"
@@ -55,14 +56,13 @@ def llamafactory_command(
     settings: SftSettings, artifacts: Path, *, resume: bool, say: Callable[[str], None] = lambda _: None
 ) -> list[str]:
     """Convert the data, write its YAML, and return what is to be run; `say` hears what became of the rows."""
-    command = _command(settings)
     refuse_what_it_cannot(settings)
     data = write_lf_data(settings, artifacts)
     for part in (data.train, data.eval):
         if part is not None:
             say(f"{part.path.name}: {part.report.told()}")
             _refuse_plain_text(settings, part.report.plain_text)
-    arguments = llamafactory_arguments(settings, artifacts, data, resume=resume)
+    arguments = llamafactory_arguments(settings, artifacts, resume=resume)
     path = settings.output_dir(artifacts).absolute() / ARGUMENTS
     if settings.processes > 1 and any(character.isspace() for character in str(path)):
         raise UsageError(
@@ -71,7 +71,7 @@ def llamafactory_command(
         )
     make_directory(path.parent)
     write_atomic(path, yaml.safe_dump(arguments, sort_keys=False, allow_unicode=True).encode())
-    return [*command, "train", str(path)]
+    return [*_command(settings), "train", str(path)]
 
 
 def llamafactory_environment(settings: SftSettings) -> dict[str, str]:
@@ -100,13 +100,11 @@ def record_llamafactory_result(job: Job, started: Started, end: RunEnd) -> None:
     record_result(job, started, end)
 
 
-def llamafactory_arguments(
-    settings: SftSettings, artifacts: Path, data: LfData, *, resume: bool
-) -> dict[str, Any]:
-    """The whole YAML."""
+def llamafactory_arguments(settings: SftSettings, artifacts: Path, *, resume: bool) -> dict[str, Any]:
+    """The whole YAML; nothing is written."""
     return {
         **_model(settings),
-        **_data(settings, data),
+        **_data(settings, artifacts),
         **_training(settings),
         **_files(settings, artifacts, resume=resume),
         **settings.llamafactory.arguments,
@@ -114,7 +112,8 @@ def llamafactory_arguments(
 
 
 def refuse_what_it_cannot(settings: SftSettings) -> None:
-    """Settings without a counterpart there, by name, with what to write instead."""
+    """Settings without a counterpart there, by name, with what to write instead; and its absence."""
+    _command(settings)
     for key in settings.llamafactory.arguments:
         if key in _FOLLOWS_FROM:
             raise UsageError(f"llamafactory.arguments.{key} follows from {_FOLLOWS_FROM[key]}; set that")
@@ -182,19 +181,19 @@ def _weights(settings: SftSettings) -> Path:
     return path.absolute()
 
 
-def _data(settings: SftSettings, converted: LfData) -> dict[str, Any]:
+def _data(settings: SftSettings, artifacts: Path) -> dict[str, Any]:
     data = settings.data
     made: dict[str, Any] = {
-        "dataset": converted.train.name,
-        "dataset_dir": str(converted.directory.absolute()),
+        "dataset": dataset_name(lf_file(settings, artifacts, "train")),
+        "dataset_dir": str(lf_directory(artifacts).absolute()),
         "template": settings.llamafactory.template,
         "cutoff_len": data.max_length,
         "mask_history": data.train_on == "last",
         "packing": data.packing == "on",
         "neat_packing": data.packing == "on",  # else packed samples see each other
     }
-    if converted.eval is not None:
-        made |= {"eval_dataset": converted.eval.name, "do_eval": True}
+    if data.eval:
+        made |= {"eval_dataset": dataset_name(lf_file(settings, artifacts, "eval")), "do_eval": True}
     return made
 
 

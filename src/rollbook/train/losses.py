@@ -19,6 +19,37 @@ from torch import Tensor
 CHUNK_ROWS = 2048
 
 
+def _normalized(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
+    logits_CV = logits_CV.float()
+    normalizers_C = torch.logsumexp(logits_CV, dim=-1)
+    return normalizers_C, logits_CV.gather(1, targets_C[:, None]).squeeze(1) - normalizers_C
+
+
+def _gradient(logits_CV: Tensor, normalizers_C: Tensor, targets_C: Tensor, grad_C: Tensor) -> Tensor:
+    """d logprob / d logits = onehot - softmax, times what comes from above."""
+    softmax_CV = (logits_CV.float() - normalizers_C[:, None]).exp()
+    vocabulary = torch.arange(logits_CV.shape[1], device=logits_CV.device)
+    onehot_CV = (vocabulary[None, :] == targets_C[:, None]).float()
+    return ((onehot_CV - softmax_CV) * grad_C[:, None]).to(logits_CV.dtype)
+
+
+class _Fused:
+    """The same two functions, each one kernel on a GPU: a chunk of logits is read once and not six times."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def __call__(self, function: Any, *arguments: Tensor) -> Any:
+        if not arguments[0].is_cuda:
+            return function(*arguments)
+        if function.__name__ not in self._made:
+            self._made[function.__name__] = torch.compile(function, dynamic=True)
+        return self._made[function.__name__](*arguments)
+
+
+_fused = _Fused()
+
+
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden_NH: Tensor, head_VH: Tensor, targets_N: Tensor, rows: int) -> Tensor:
@@ -26,17 +57,15 @@ class _TokenLogprobs(torch.autograd.Function):
         normalizers_N = torch.empty_like(logprobs_N)
         for start in range(0, len(targets_N), rows):
             part = slice(start, start + rows)
-            logits_CV = (hidden_NH[part] @ head_VH.T).float()
-            normalizers_N[part] = torch.logsumexp(logits_CV, dim=-1)
-            chosen_C = logits_CV.gather(1, targets_N[part, None]).squeeze(1)
-            logprobs_N[part] = chosen_C - normalizers_N[part]
+            logits_CV = hidden_NH[part] @ head_VH.T
+            normalizers_N[part], logprobs_N[part] = _fused(_normalized, logits_CV, targets_N[part])
         ctx.save_for_backward(hidden_NH, head_VH, targets_N, normalizers_N)
         ctx.rows = rows
         return logprobs_N
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        """d logprob / d logits = onehot - softmax, chunk by chunk."""
+        """Each chunk of logits once more, and from it the gradients."""
         (grad_N,) = gradients
         hidden_NH, head_VH, targets_N, normalizers_N = ctx.saved_tensors
         wants_hidden, wants_head = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
@@ -44,14 +73,12 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_head_VH = torch.zeros_like(head_VH, dtype=torch.float32) if wants_head else None
         for start in range(0, len(targets_N), ctx.rows):
             part = slice(start, start + ctx.rows)
-            logits_CV = (hidden_NH[part] @ head_VH.T).float()
-            grad_CV = logits_CV.sub_(normalizers_N[part, None]).exp_().mul_(-grad_N[part, None])
-            grad_CV.scatter_add_(1, targets_N[part, None], grad_N[part, None])
-            small_CV = grad_CV.to(head_VH.dtype)
+            logits_CV = hidden_NH[part] @ head_VH.T
+            grad_CV = _fused(_gradient, logits_CV, normalizers_N[part], targets_N[part], grad_N[part])
             if grad_hidden_NH is not None:
-                torch.mm(small_CV, head_VH, out=grad_hidden_NH[part])
+                torch.mm(grad_CV, head_VH, out=grad_hidden_NH[part])
             if grad_head_VH is not None:
-                grad_head_VH += small_CV.T @ hidden_NH[part]
+                grad_head_VH += grad_CV.T @ hidden_NH[part]
         head = None if grad_head_VH is None else grad_head_VH.to(head_VH.dtype)
         return grad_hidden_NH, head, None, None
 

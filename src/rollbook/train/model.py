@@ -29,6 +29,7 @@ class TrainedModel:
         self.is_adapter = is_adapter
         self.base = model.get_base_model() if is_adapter else model
         self.packs = False
+        self._replays = False
         self._own_attention = self.base.config._attn_implementation
         # Whether the log-probabilities are what a softmax over the plain product with the head gives; a model
         # that caps or scales its logits, or adds a bias, is run with its own logits (see `selftests.py`).
@@ -64,6 +65,9 @@ class TrainedModel:
             if batch.boundaries is None
             else {"boundaries": batch.boundaries, "longest": batch.longest}
         )
+        if self._replays:
+            mark: Any = torch.compiler.cudagraph_mark_step_begin
+            mark()  # what the last pass left may be overwritten now
         output = self.model(
             input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **kept_apart
         )
@@ -87,10 +91,16 @@ class TrainedModel:
         """All parameters, and those that are trained."""
         return sum(p.numel() for p in self.model.parameters()), sum(p.numel() for p in self.parameters())
 
-    def compile_blocks(self) -> None:
-        """One graph for all blocks: a short warm-up, and shapes may change."""
+    def compile_blocks(self, *, replayed: bool) -> None:
+        """One graph for all blocks, so the warm-up is short.
+
+        `replayed` records the launches of each block once and replays them: a small model is otherwise held
+        up by the processor that starts its kernels (half again as fast, measured). Weights must stay where
+        they are, and gradients be taken over after each backward pass, before the next one overwrites them.
+        """
+        self._replays = replayed
         for block in self.blocks:
-            block.compile(dynamic=None)
+            block.compile(mode="reduce-overhead" if replayed else "default")
 
 
 def load_model(

@@ -21,6 +21,11 @@ class Optimizer:
     def __init__(self, parameters: Sequence[nn.Parameter], settings: TrainingSettings) -> None:
         self._parameters = list(parameters)
         self._copies = [_copy(parameter) for parameter in self._parameters]
+        self._rounded = [
+            (parameter, copy)
+            for parameter, copy in zip(self._parameters, self._copies, strict=True)
+            if copy is not parameter
+        ]
         # Norms and biases are not pulled towards zero.
         decayed = [copy for copy in self._copies if copy.ndim >= 2]
         others = [copy for copy in self._copies if copy.ndim < 2]
@@ -38,12 +43,23 @@ class Optimizer:
 
     def collect(self) -> None:
         """Take over the gradients of a micro-batch; they add up until `step`."""
-        for parameter, copy in zip(self._parameters, self._copies, strict=True):
-            if copy is parameter or parameter.grad is None:
+        into: list[Tensor] = []
+        gradients: list[Tensor] = []
+        for parameter, copy in self._rounded:
+            if parameter.grad is None:
                 continue
-            gradient = parameter.grad.float()
-            copy.grad = gradient if copy.grad is None else copy.grad.add_(gradient)
+            if copy.grad is None:
+                copy.grad = torch.zeros_like(copy)
+            into.append(copy.grad)
+            gradients.append(parameter.grad)
             parameter.grad = None
+        if into:
+            torch._foreach_add_(into, gradients)
+
+    @property
+    def takes_over_gradients(self) -> bool:
+        """Whether `collect` leaves no gradient behind in the model."""
+        return len(self._rounded) == len(self._parameters)
 
     def clip(self, max_norm: float) -> float:
         """The norm of all gradients together before clipping; not finite means that the step is void."""
@@ -60,13 +76,9 @@ class Optimizer:
         self._adam.step()
         self.forget()
         with torch.no_grad():
-            changed = [
-                (parameter, copy)
-                for parameter, copy in zip(self._parameters, self._copies, strict=True)
-                if copy is not parameter
-            ]
-            if changed:
-                torch._foreach_copy_([pair[0] for pair in changed], [pair[1] for pair in changed])
+            if self._rounded:
+                weights, copies = zip(*self._rounded, strict=True)
+                torch._foreach_copy_(list(weights), list(copies))
 
     def forget(self) -> None:
         """Without the gradients collected so far."""

@@ -8,7 +8,7 @@ its sequences one by one, which a test at every start proves (`selftests.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -84,13 +84,23 @@ def best_fit(
     return bins
 
 
-def packed_batch(samples: Sequence[Sample], *, pad_to: int | None = None, pad_token: int = 0) -> Batch:
-    """All samples in one row. `pad_to` adds a last sequence of padding, for kernels that want one shape."""
+class Shape(NamedTuple):
+    """One size for every batch, for compiled kernels: filled up with sequences of padding."""
+
+    tokens: int
+    longest: int
+
+
+_BOUNDARIES_STEP = 128  # their number is rounded up to a multiple of this, so that it hardly ever changes
+
+
+def packed_batch(samples: Sequence[Sample], *, shape: Shape | None = None, pad_token: int = 0) -> Batch:
+    """All samples in one row."""
     lengths = [len(sample.tokens) for sample in samples]
     real = sum(lengths)
-    padding = max(0, (pad_to or 0) - real)
+    padding = max(0, shape.tokens - real) if shape is not None else 0
     tokens = np.concatenate([sample.tokens for sample in samples] + [np.full(padding, pad_token, np.int32)])
-    all_lengths = lengths + ([padding] if padding else [])
+    all_lengths = lengths + (_pieces(padding, shape.longest) if shape is not None else [])
     positions = np.concatenate([np.arange(length) for length in all_lengths])
     boundaries = np.concatenate([[0], np.cumsum(all_lengths)])
     rows = np.concatenate(
@@ -101,12 +111,21 @@ def packed_batch(samples: Sequence[Sample], *, pad_to: int | None = None, pad_to
         position_ids=torch.from_numpy(positions)[None],
         rows=torch.from_numpy(rows),
         targets=torch.from_numpy(tokens[rows + 1].astype(np.int64)),
-        boundaries=torch.from_numpy(boundaries.astype(np.int32)),
-        longest=max(all_lengths),
+        boundaries=torch.from_numpy(_filled_up(boundaries) if shape else boundaries).int(),
+        longest=max(all_lengths) if shape is None else shape.longest,
         attention_mask=None,
         real_tokens=real,
         lengths=lengths,
     )
+
+
+def _pieces(total: int, longest: int) -> list[int]:
+    return [min(longest, total - start) for start in range(0, total, longest)]
+
+
+def _filled_up(boundaries: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """With sequences of no tokens at the end."""
+    return np.pad(boundaries, (0, -len(boundaries) % _BOUNDARIES_STEP), mode="edge")
 
 
 def padded_batch(samples: Sequence[Sample], *, pad_token: int = 0) -> Batch:

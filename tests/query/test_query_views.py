@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import itertools
 import json
 import threading
 from pathlib import Path
@@ -14,10 +16,9 @@ import pytest
 
 import collecting
 from rollbook import open_run
-from rollbook.errors import BadLineError, UsageError
+from rollbook.errors import BadLineError, RollbookError, UsageError
 from rollbook.query.schema import COLUMNS, VIEWS
 from rollbook.query.session import Session
-from rollbook.records.jsonl import JsonlWriter
 from rollbook.samples import SampleConfig, write_sample_run
 
 Row = tuple[Any, ...]
@@ -140,6 +141,55 @@ def test_collections(collection: Path) -> None:
     assert said == [("user", "What is 1 + 1?"), ("assistant", "2")]
 
 
+def test_a_collection_under_way_says_how_far_it_is(tmp_path: Path) -> None:
+    (tmp_path / "out.jsonl").write_text('{"_rb_key":"t#0","reward":1}\n')
+    (tmp_path / "out_manifest.json").write_text('{"rows": 4, "repeats": 2, "meaning": {}}')
+    (tmp_path / "out_progress.json").write_text('{"expected": 8, "done": 1, "failed": 0, "missing": 7}')
+    found = rows("select kind, expected, ok, failed, missing, ended_at from runs", tmp_path)
+    assert found == [("collect", 8, 1, 0, 7, None)]
+
+
+def test_tool_calls_of_collections_have_the_form_of_chat(tmp_path: Path) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "add", "arguments": '{"a": 1}'}
+    row = {"_rb_key": "t#0", "responses_create_params": {"input": "hi"}, "response": {"output": [call]}}
+    (tmp_path / "out.jsonl").write_bytes(orjson.dumps(row))
+    [(found,)] = rows(
+        "select tool_calls from transcripts where tool_calls is not null", tmp_path / "out.jsonl"
+    )
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    assert orjson.loads(found) == [{"id": "c", "type": "function", "function": function}]
+
+
+def test_datasets_made_of_collections_count_only_by_name(tmp_path: Path) -> None:
+    """`rollouts.jsonl` and a filtered copy in one directory: a mean over both would be of neither."""
+    collected, made = tmp_path / "rollouts.jsonl", tmp_path / "good.jsonl"
+    collected.write_text('{"_rb_key":"a#0","reward":1}\n{"_rb_key":"b#0","reward":0}\n')
+    (tmp_path / "rollouts_manifest.json").write_text('{"meaning": {}}')
+    made.write_text('{"_rb_key":"a#0","reward":1}\n')
+    (tmp_path / "good_manifest.json").write_text('{"command": "filter"}')
+    assert rows("select run, avg(reward) from rollouts group by all", tmp_path) == [("rollouts", 0.5)]
+    assert Session([tmp_path]).sources.left_out == [made]
+    assert rows("select count(*) from rollouts", tmp_path, made) == [(3,)]
+    assert Session([tmp_path, made]).sources.left_out == []
+    collected.unlink()
+    assert rows("select run from rollouts", tmp_path) == [("good",)]
+
+
+def test_patterns_that_no_shell_expanded(collection: Path, tmp_path: Path) -> None:
+    assert rows("select count(*) from rollouts", collection / "o*.jsonl") == [(18,)]
+    assert rows("select count(*) from failures", collection / "o*") == [(2,)]
+    with pytest.raises(UsageError, match="no such file"):
+        Session([tmp_path / "n*.jsonl"])
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl.zst", "rows.jsonl.gz", "rows.parquet"])
+def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "good.jsonl.gz").write_bytes(gzip.compress(b'{"reward": 1}'))
+    (tmp_path / name).write_bytes(b"this is something else")
+    with pytest.raises(RollbookError, match=name):
+        rows("select count(*) from rollouts", tmp_path / "good.jsonl.gz", tmp_path / name)
+
+
 def test_collections_of_one_name_are_told_apart(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -150,8 +200,6 @@ def test_collections_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", [".parquet", ".jsonl.gz", ".jsonl"])
 def test_rows_in_other_formats(tmp_path: Path, ending: str) -> None:
-    import gzip
-
     records = [
         {"task_id": f"t{n}", "_ng_rollout_index": 0, "reward": n / 2, "more": {"x": n}} for n in range(3)
     ]
@@ -277,17 +325,19 @@ def test_a_run_that_is_being_written(tmp_path: Path) -> None:
     stop = threading.Event()
 
     def write_on() -> None:
-        with JsonlWriter(path) as writer:
-            step = 0
-            while not stop.is_set():
-                writer.append(orjson.dumps({"step": step, "text": "x" * 5000}))
-                step += 1
+        with path.open("ab", buffering=0) as file:
+            for step in itertools.count():
+                line = orjson.dumps({"step": step, "text": "x" * 5000}) + b"\n"
+                file.write(line[:2500])
+                if stop.wait(0.001):  # most of the time the last line is half there
+                    return
+                file.write(line[2500:])
 
     thread = threading.Thread(target=write_on)
     thread.start()
     try:
         seen = 0
-        while not path.exists() or path.stat().st_size == 0:
+        while not path.exists() or path.stat().st_size < 10_000:
             pass
         for _ in range(5):
             ((count, steps),) = rows("select count(*), max(step) + 1 from metrics", tmp_path)

@@ -56,6 +56,9 @@ def query(
     sql, paths = _split(words or [], file)
     chosen = _format(kind, output, as_json)
     session = Session(paths, memory=memory)
+    if left_out := session.sources.left_out:
+        what = f"{len(left_out)} dataset{'' if len(left_out) == 1 else 's'} beside collections"
+        print(f"left out: {what}, such as {left_out[0].name}; name them to read them", file=sys.stderr)
     if output is not None:
         from rollbook.query.output import write_file
 
@@ -77,8 +80,10 @@ def _split(words: list[str], file: Path | None) -> tuple[str, list[str]]:
         sql, *words = words
         if sql == "-":
             sql = sys.stdin.read()
-        elif " " not in sql and Path(sql).exists():
+        elif sql and " " not in sql and Path(sql).exists():
             raise UsageError(f"{sql} is a path; the query comes first; {_HOW_TO}")
+    if not sql.strip():
+        raise UsageError(f"the query is empty; {_HOW_TO}")
     if not words:
         raise UsageError(f"no path; name run directories, collections or directories of them; {_HOW_TO}")
     return sql, words

@@ -46,11 +46,16 @@ def sft(
         return
     if not as_json:
         print("\n".join(plan.lines()))
-    job = carry_out(plan, settings, artifacts, config)
+    say = _nothing if as_json else print
+    job = carry_out(plan, settings, artifacts, config, say=say)
     if detach:
         _leave_running(job, as_json)
     else:
         _stay(job, as_json)
+
+
+def _nothing(_: str) -> None:
+    return
 
 
 def _leave_running(job: Job, as_json: bool) -> None:

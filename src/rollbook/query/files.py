@@ -1,12 +1,14 @@
 """Which files a query reads, and whose they are.
 
 A path may be a run directory, a directory of runs, an `artifacts/` directory, a collection or one file of
-any of them. A run found twice counts once. Nothing is opened here but run.json and the manifests, which say
-who a run is.
+any of them. A run found twice counts once. Of a directory with collections the datasets made of them are left
+out, or their rows would count twice; by name they are read. Nothing is opened here but run.json and the
+manifests, which say who a run is.
 """
 
 from __future__ import annotations
 
+import glob
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -75,6 +77,7 @@ class Owner:
 class Sources:
     runs: list[dict[str, Any]]  # rows of the view of that name
     files: list[DataFile]
+    left_out: list[Path]  # datasets that stand beside collections and were not named
 
     def of(self, *roles: Role) -> list[DataFile]:
         return [file for file in self.files if file.role in roles]
@@ -82,8 +85,12 @@ class Sources:
 
 def find_sources(paths: Iterable[str | Path]) -> Sources:
     owners: dict[Path, Owner] = {}
-    for path in paths:
+    left_out: dict[Path, None] = {}
+    for path in _expanded(paths):
         found = list(_owners_at(Path(path).expanduser().absolute(), str(path)))
+        if Path(path).is_dir() and any(_kind(owner) == "collect" for owner in found):
+            left_out |= {owner.root: None for owner in found if _kind(owner) == "data"}
+            found = [owner for owner in found if _kind(owner) != "data"]
         if not found:
             raise UsageError(
                 f"{path}: nothing to query here: no run (run.json, metrics.jsonl, trainer_log.jsonl, "
@@ -100,7 +107,30 @@ def find_sources(paths: Iterable[str | Path]) -> Sources:
         for owner in owners.values()
         for path, role, split in sorted(owner.files)
     ]
-    return Sources([{**owner.info, "run": owner.name} for owner in owners.values()], files)
+    rows = [{**owner.info, "run": owner.name} for owner in owners.values()]
+    named = {owner.root for owner in owners.values()}
+    return Sources(rows, files, [path for path in left_out if path not in named])
+
+
+def _kind(owner: Owner) -> Any:
+    return owner.info.get("kind")
+
+
+def _expanded(paths: Iterable[str | Path]) -> Iterator[str | Path]:
+    """Patterns that no shell expanded, as the commands over datasets take them; names as they are."""
+    for path in paths:
+        if not Path(path).exists() and glob.has_magic(str(path)):
+            found = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - it may be absolute
+            yield from [match for match in found if _can_be_meant(match, found)] or [str(path)]
+        else:
+            yield path
+
+
+def _can_be_meant(path: str, found: list[str]) -> bool:
+    """Whatever holds records; a collection's manifest does not, and its tasks are no rows of it."""
+    if path.endswith("_tasks.jsonl") and path.removesuffix("_tasks.jsonl") + ".jsonl" in found:
+        return False
+    return Path(path).is_dir() or _role_of_file(Path(path)) is not None
 
 
 def _add(owners: dict[Path, Owner], owner: Owner) -> None:
@@ -196,6 +226,7 @@ def _stem(name: str) -> str | None:
 def _collection(output: Path, stem: str) -> Owner:
     manifest = _read_json(output.with_name(f"{stem}_manifest.json")) or {}
     coverage = manifest.get("coverage") or {}
+    so_far = coverage or _so_far(output.with_name(f"{stem}_progress.json"))
     row = {
         "kind": "collect" if "meaning" in manifest else "data",
         "started_at": manifest.get("created_at"),
@@ -203,13 +234,19 @@ def _collection(output: Path, stem: str) -> Owner:
         "attempts": manifest.get("sessions"),
         "config": orjson.dumps(manifest.get("meaning") or manifest).decode(),
         "file": str(output),
-        **{key: coverage.get(key) for key in ("expected", "ok", "failed", "missing")},
+        **{key: so_far.get(key) for key in ("expected", "ok", "failed", "missing")},
     }
     owner = Owner(output, stem, row, [(output, Role.ROWS, "collect")])
     failures = output.with_name(f"{stem}_failures.jsonl")
     if failures.is_file():
         owner.files.append((failures, Role.FAILURES, "collect"))
     return owner
+
+
+def _so_far(progress: Path) -> dict[str, Any]:
+    """Of a collection under way, whose manifest has no coverage yet."""
+    found = _read_json(progress) or {}
+    return {**found, "ok": found.get("done")}
 
 
 def _named_file(path: Path) -> Owner:

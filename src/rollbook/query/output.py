@@ -58,6 +58,7 @@ def write_text(answer: Answer, stream: TextIO, kind: Format) -> int:
 def _appearing_whole(path: Path) -> Iterator[Path]:
     aside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         yield aside
         aside.replace(path)
     except OSError as error:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import duckdb
 import orjson
 
+from rollbook.data.rows import read_rows
 from rollbook.errors import BadLineError, RollbookError, UsageError
 from rollbook.query.files import DataFile, Role, Sources, find_sources
 from rollbook.query.reading import Reader, ends_in_the_middle, literal, pattern, quoted
@@ -160,7 +161,7 @@ class Session:
             _lock(connection, files)
         except duckdb.Error as error:
             connection.close()
-            raise RollbookError(f"the files cannot be read: {error}") from error
+            raise RollbookError(f"the files cannot be read: {_first_line(error)}") from error
         return connection
 
     def _look_for_unfinished(self, files: Iterable[DataFile]) -> None:
@@ -184,6 +185,8 @@ class Session:
         if found := _IN_FILE.search(text):
             self._find_bad_line(Path(found[1]), error)
             return
+        if isinstance(error, duckdb.IOException):
+            _check_compressed(self.sources.files)  # DuckDB does not say which file it was
         raise explain_error(error, self._memory, self._known_columns) from error
 
     def _known_columns(self) -> dict[str, list[str]]:
@@ -300,6 +303,19 @@ def _add_runs(connection: duckdb.DuckDBPyConnection, runs: list[dict[str, Any]])
     for run in runs:
         values = [run.get(column.name) for column in columns]
         connection.execute(f"INSERT INTO runs VALUES ({places})", values)
+
+
+def _first_line(error: duckdb.Error) -> str:
+    """Without the statement, which is ours and means nothing to who typed another."""
+    return str(error).split("\n")[0]
+
+
+def _check_compressed(files: Iterable[DataFile]) -> None:
+    """Raise for the first file that cannot be decompressed."""
+    for file in files:
+        if not file.is_plain and not file.is_parquet:
+            for _ in read_rows(file.path):
+                pass
 
 
 def _check_lines(file: DataFile) -> None:

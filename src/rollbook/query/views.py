@@ -169,8 +169,10 @@ def _transcripts(wanted: Wanted) -> list[str | None]:
         "WHEN 'reasoning' THEN 'assistant' END)",
         "content": "coalesce(_text(_message->'$.content'), _text(_message->'$.output'))",
         "reasoning": "coalesce(_message->>'$.reasoning_content', _text(_message->'$.summary'))",
-        "tool_calls": "coalesce(_message->'$.tool_calls', "
-        "CASE _message->>'$.type' WHEN 'function_call' THEN json_array(_message) END)",
+        # A call is an item of its own in Responses; here it is in chat's form, as in transcripts of runs.
+        "tool_calls": "coalesce(_message->'$.tool_calls', CASE _message->>'$.type' WHEN 'function_call' THEN "
+        "json_array(json_object('id', _message->'$.call_id', 'type', 'function', 'function', "
+        "json_object('name', _message->'$.name', 'arguments', _message->'$.arguments'))) END)",
         "message": "_message",
     }
     told = reader.source(sources.of(Role.TRANSCRIPTS), _IDS | {"messages": "JSON[]"})

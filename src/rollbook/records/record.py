@@ -91,6 +91,17 @@ def read_records(path: Path, kind: type[AnyRecord], *, start: int = 0) -> Iterat
             yield decode_record(path, line, kind)
 
 
+def decode_json(data: bytes) -> Plain:
+    """Like a line, for whole files of other writers; raises ValueError where even that does not help."""
+    try:
+        value: Plain = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        value = _decode_with_nan(data)
+        if value is None:
+            raise
+    return value
+
+
 def _decode_with_nan(data: bytes) -> Plain:
     if b"NaN" not in data and b"Infinity" not in data:
         return None

@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import orjson
-
 from rollbook.errors import UsageError
 from rollbook.records.jsonl import read_lines
 from rollbook.records.metrics import metric_names
-from rollbook.records.record import decode_line
+from rollbook.records.record import decode_json, decode_line
 from rollbook.runs.reader import open_run
 from rollbook.runs.standing import newest_trainer_state
 
@@ -129,7 +127,8 @@ def _trainer_curves(path: Path) -> dict[str, Curve]:
 def _history_curves(path: Path) -> dict[str, Curve]:
     """The points a trainer keeps in its own state."""
     points: dict[str, dict[int, float]] = {}
-    for row in orjson.loads(path.read_bytes()).get("log_history") or []:
+    state = decode_json(path.read_bytes())
+    for row in state.get("log_history") or [] if isinstance(state, dict) else []:
         if isinstance(step := row.get("step"), int):
             for name, value in _numbers({key: value for key, value in row.items() if key != "step"}):
                 points.setdefault(name, {})[step] = value

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import orjson
 
 from rollbook.records.checkpoints import COMPLETE
+from rollbook.records.record import decode_json
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 _UNFINISHED = "checkpoint-is-incomplete.txt"
@@ -80,7 +81,7 @@ def _missing_shards(path: Path, index: str) -> str | None:
 def _state_problem(path: Path, step: int) -> str | None:
     """Other trainers write trainer_state.json last; that it names this step is their mark of completeness."""
     try:
-        state = orjson.loads((path / "trainer_state.json").read_bytes())
+        state = decode_json((path / "trainer_state.json").read_bytes())
     except FileNotFoundError:
         return "trainer_state.json is missing"
     except (OSError, ValueError):

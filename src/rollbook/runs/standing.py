@@ -21,7 +21,7 @@ from rollbook.errors import BadLineError
 from rollbook.records.checkpoints import is_complete, read_checkpoints
 from rollbook.records.jsonl import Line
 from rollbook.records.metrics import normalize, step_of
-from rollbook.records.record import decode_line
+from rollbook.records.record import decode_json, decode_line
 from rollbook.runs.saved_models import saved_models
 
 _TAIL_BYTES = 128 << 10
@@ -127,7 +127,7 @@ def newest_trainer_state(directory: Path) -> Path | None:
 def _from_trainer_state(path: Path, standing: Standing) -> None:
     """What the Hugging Face Trainer leaves when nothing logs beside it: current as of the last checkpoint."""
     try:
-        state = orjson.loads(path.read_bytes())
+        state = decode_json(path.read_bytes())
         history = [row for row in state.get("log_history") or [] if isinstance(row, dict)]
     except (OSError, ValueError, AttributeError, TypeError):
         return

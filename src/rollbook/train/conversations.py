@@ -59,7 +59,11 @@ def conversation_of(row: Row, layout: str = "auto") -> Conversation:
     try:
         made = reader(value)
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-        raise row.refuse(f"is not a {layout} row: {type(error).__name__}: {error}") from None
+        raise row.refuse(f"cannot be read as {layout}: {type(error).__name__}: {error}") from None
+    for number, message in enumerate(made.messages):
+        if not isinstance(message["content"], str | list):
+            what = type(message["content"]).__name__
+            raise row.refuse(f"cannot be read as {layout}: message {number + 1} is a {what}, not text")
     if made.is_chat and not any(message["role"] == "assistant" for message in made.messages):
         raise row.refuse("has no assistant message to learn from")
     return made

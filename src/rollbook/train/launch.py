@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -13,14 +14,25 @@ from rollbook.errors import UsageError
 from rollbook.records.atomic import write_atomic
 from rollbook.runs.jobs.job import Job
 from rollbook.runs.saved_models import SavedModel, newest_model
+from rollbook.train.lf_data import write_lf_data
+from rollbook.train.llamafactory_engine import (
+    FINISHER,
+    llamafactory_command,
+    llamafactory_environment,
+    refuse_what_it_cannot,
+)
 from rollbook.train.settings import SftSettings
 
 SETTINGS = "settings.json"
 _GRACE_S = 120.0  # a step and a checkpoint have to fit in
 _OURS = (
     "trainer_log.jsonl", "trainer_state.json", "train_results.json", "all_results.json", "eval_results.json",
-    "training_loss.png", "alerts.jsonl", "handed_over", SETTINGS,
+    "training_loss.png", "alerts.jsonl", "handed_over", SETTINGS, "llamafactory.yaml", "config.json",
+    "training_eval_loss.png", "generation_config.json", "training_args.bin", "chat_template.jinja",
+    "README.md",
 )  # fmt: skip
+
+_OURS_TOO = ("checkpoint-", ".checkpoint-", "model.safetensors", "model-0", "adapter_", "tokenizer")
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -45,6 +57,8 @@ def plan_run(settings: SftSettings, artifacts: Path, *, resume: bool, overwrite:
     if resume and overwrite:
         raise UsageError("--resume goes on with a run and --overwrite starts over; choose one")
     directory, data = settings.output_dir(artifacts), input_files(settings)
+    if settings.engine == "llamafactory":
+        refuse_what_it_cannot(settings)
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"training.output_dir {directory} is a file; choose another")
     there = sorted(path for path in directory.iterdir()) if directory.is_dir() else []
@@ -56,13 +70,13 @@ def plan_run(settings: SftSettings, artifacts: Path, *, resume: bool, overwrite:
         )
     if resume and newest is None and there:
         raise UsageError(f"{directory} has no complete checkpoint to resume from; --overwrite starts over")
-    ours = [
-        path for path in there if path.name in _OURS or path.name.startswith(("checkpoint-", ".checkpoint-"))
-    ]
+    ours = [path for path in there if path.name in _OURS or path.name.startswith(_OURS_TOO)]
     return Plan(directory, newest if resume else None, ours if overwrite else [], data)
 
 
-def carry_out(plan: Plan, settings: SftSettings, artifacts: Path, config: Path) -> Job:
+def carry_out(
+    plan: Plan, settings: SftSettings, artifacts: Path, config: Path, *, say: Callable[[str], None]
+) -> Job:
     """Make room, write the settings beside the weights to come, and say what is to be run."""
     for path in plan.replaced:
         if path.is_dir():
@@ -71,9 +85,11 @@ def carry_out(plan: Plan, settings: SftSettings, artifacts: Path, config: Path) 
             path.unlink()
     plan.output_dir.mkdir(parents=True, exist_ok=True)
     write_atomic(plan.output_dir / SETTINGS, msgspec.json.format(msgspec.json.encode(settings)) + b"\n")
+    external = settings.engine == "llamafactory"
     return Job(
         name=settings.run_name,
-        command=_command(plan, settings, artifacts),
+        command=_command(plan, settings, artifacts, say),
+        env=llamafactory_environment(settings) if external else {},
         artifacts=artifacts,
         kind="sft",
         config=msgspec.to_builtins(settings),
@@ -82,7 +98,7 @@ def carry_out(plan: Plan, settings: SftSettings, artifacts: Path, config: Path) 
         data=[path.absolute() for path in plan.data],
         resumed_from=str(plan.resumed_from.path) if plan.resumed_from else None,
         grace_s=_GRACE_S,
-        finisher="rollbook.runs.jobs.finish:record_result",
+        finisher=FINISHER if external else "rollbook.runs.jobs.finish:record_result",
     )
 
 
@@ -91,7 +107,11 @@ def input_files(settings: SftSettings) -> list[Path]:
     return [path for dataset in sets for path in find_inputs([dataset.path]).paths]
 
 
-def _command(plan: Plan, settings: SftSettings, artifacts: Path) -> list[str]:
+def _command(plan: Plan, settings: SftSettings, artifacts: Path, say: Callable[[str], None]) -> list[str]:
+    if settings.engine == "llamafactory":
+        return llamafactory_command(settings, artifacts, resume=plan.resumed_from is not None, say=say)
+    converted = write_lf_data(settings, artifacts)
+    say(f"{converted.train.path}: {converted.train.report.told()}")
     own = ["-m", "rollbook.train.main", "--settings", str(plan.output_dir / SETTINGS)]
     own += ["--artifacts", str(artifacts), *(["--resume"] if plan.resumed_from else [])]
     if settings.processes == 1:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from rollbook.cli.dispatch import dispatch
 
 # name -> what it does; the module of the same name in this package holds its typer `app`.
@@ -19,14 +24,34 @@ COMMANDS = {
     "rl": "task rows with their pass rates",
     "reverify": "grade stored responses again, without the model",
 }
+_ABOUT = """\
+From rollouts to datasets. Inputs are files, directories or globs; the output's ending is
+its format (.jsonl, .jsonl.zst, .parquet), and <output>_manifest.json says how it was made."""
 
 
 def app(*, args: list[str], prog_name: str) -> None:
-    dispatch(
-        args,
-        COMMANDS,
-        package="rollbook.cli.data",
-        program=prog_name,
-        about="From rollouts to datasets. Inputs are files, directories or globs; the output's ending is\n"
-        "its format (.jsonl, .jsonl.zst, .parquet), and <output>_manifest.json says how it was made.",
-    )
+    with _tidy_end():
+        dispatch(
+            args,
+            COMMANDS,
+            package="rollbook.cli.data",
+            program=prog_name,
+            about=_ABOUT,
+        )
+
+
+@contextmanager
+def _tidy_end() -> Iterator[None]:
+    """A queue ends a job by SIGTERM; the files aside, which may be large, go with it as they do by Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

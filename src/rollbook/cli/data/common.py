@@ -56,14 +56,16 @@ def print_manifest(manifest: DataManifest, as_json: bool, *, lines: Sequence[str
     if as_json:
         print_json(manifest)
         return
-    made = f"{manifest.output}: " if manifest.output else ""
     files = f" of {len(manifest.inputs)} files" if len(manifest.inputs) > 1 else ""
-    print(printable(f"{made}{manifest.rows_out} rows, from {manifest.rows_in}{files}"))
+    if manifest.output is None:
+        print(printable(f"{manifest.rows_in} rows{files}"))
+    else:
+        print(printable(f"{manifest.output}: {manifest.rows_out} rows, from {manifest.rows_in}{files}"))
     if manifest.counts:
         counts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in manifest.counts.items())
         print(printable(f"  {counts}"))
     if manifest.coverage:
-        coverage = ", ".join(f"{count} {name}" for name, count in manifest.coverage.items())
+        coverage = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in manifest.coverage.items())
         print(printable(f"  {coverage}"))
     for left in manifest.left_out:
         print(printable(f"  left out: {left} (stands beside a collection)"))

@@ -57,7 +57,8 @@ def _summary(found: DataStats) -> list[str]:
         lines.append(f"coverage: {_counts(found.coverage)}")
     else:
         lines.append(
-            f"coverage: not known, {len(found.without_manifest)} of {len(found.inputs)} without a manifest"
+            f"coverage: not known, {len(found.without_manifest)} of {len(found.inputs)} "
+            "without a manifest that says what to expect"
         )
     if found.failures:
         lines.append(f"failures: {sum(found.failures.values())} ({_counts(found.failures)})")

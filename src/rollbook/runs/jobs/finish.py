@@ -10,11 +10,10 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from rollbook.errors import RollbookError, UsageError
 from rollbook.records.atomic import write_atomic
 from rollbook.records.checkpoints import is_complete, read_checkpoints
+from rollbook.records.record import decode_json
 from rollbook.runs.jobs.collected import judge_collection, progress_file_of_job, read_plain_progress
 from rollbook.runs.jobs.job import Job, Started
 from rollbook.runs.jobs.ledger import Ledger, RunEnd, RunRecord, Status
@@ -221,7 +220,7 @@ def _recorded(directory: Path) -> list[SavedModel]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = orjson.loads(path.read_bytes())
+        value = decode_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -1,0 +1,180 @@
+"""Learned is what the assistant said, with its stop token. What cannot be masked is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollbook.data.rows import Row
+from rollbook.errors import BadLineError
+from rollbook.train.chat import ChatTokenizer, TemplateError
+from rollbook.train.conversations import Conversation, conversation_of
+from rollbook.train.packing import Sample
+from rollbook.train.selftests import SelfTestError, stop_token_is_trained
+from rollbook.train.settings import DatasetSettings, DataSettings
+from rollbook.train.token_store import Corpus, tokenised
+from rollout_rows import write_rows
+from tiny_model import CHATML, make_tokenizer
+
+FORGETFUL = CHATML.replace(
+    "{{ message.content }}",
+    "{% if loop.last or message.role != 'assistant' %}{{ message.content }}{% endif %}",
+)
+ASKED, ANSWERED = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+ENDLESS = CHATML.replace("<|im_end|>\n{% endfor %}", "\n{% endfor %}")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(make_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+def with_template(tokenizer: Any, template: str) -> Any:
+    import copy
+
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = template
+    return other
+
+
+def turns(*texts: str) -> Conversation:
+    roles = ("user", "assistant")
+    return Conversation(messages=[{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)])
+
+
+def learned(chat: ChatTokenizer, sample: Sample) -> list[str]:
+    """The learned stretches of a sample as text."""
+    found, start = [], None
+    for place, flag in enumerate([*sample.trained, False]):
+        if flag and start is None:
+            start = place
+        elif not flag and start is not None:
+            found.append(chat.tokenizer.decode(sample.tokens[start:place].tolist()))
+            start = None
+    return found
+
+
+def test_every_reply_is_learned_with_its_stop_token(tokenizer: Any) -> None:
+    chat = ChatTokenizer(tokenizer)
+    sample = chat.sample(turns("a?", "first", "b?", "second"))
+    assert learned(chat, sample) == ["first<|im_end|>", "second<|im_end|>"]
+    stop_token_is_trained(chat, [sample])
+    last = ChatTokenizer(tokenizer, train_on="last")
+    assert learned(last, last.sample(turns("a?", "first", "b?", "second"))) == ["second<|im_end|>"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    texts=st.lists(st.text(min_size=1, max_size=12), min_size=2, max_size=6).filter(lambda t: len(t) % 2 == 0)
+)
+def test_any_text_is_masked_exactly(texts: list[str], tokenizer: Any) -> None:
+    chat = ChatTokenizer(tokenizer)
+    sample = chat.sample(turns(*texts))
+    replies = [text.encode("utf-8", "replace").decode() for text in texts[1::2]]
+    if not any("<|" in text for text in texts):  # marks in a text are marks; that is the template's business
+        assert learned(chat, sample) == [f"{reply}<|im_end|>" for reply in replies]
+
+
+def test_reasoning_and_tool_calls_are_learned_and_results_are_not(tokenizer: Any) -> None:
+    chat = ChatTokenizer(tokenizer)
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    conversation = Conversation(
+        messages=[
+            {"role": "user", "content": "1+1?"},
+            {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [call]},
+            {"role": "tool", "content": "2"},
+            {"role": "assistant", "content": "2."},
+        ]
+    )
+    first, second = learned(chat, chat.sample(conversation))
+    assert first.startswith("<think>hm</think><tool_call>") and second == "2.<|im_end|>"
+    assert chat.hides_reasoning == 0
+    plain = ChatTokenizer(
+        with_template(tokenizer, CHATML.replace("<think>{{ message.reasoning_content }}</think>", ""))
+    )
+    plain.sample(conversation)
+    assert plain.hides_reasoning == 1
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Any) -> None:
+    chat = ChatTokenizer(with_template(tokenizer, FORGETFUL))
+    with pytest.raises(TemplateError, match=r"message 2 of 4 .*data.train_on: last"):
+        chat.sample(turns("a?", "first", "b?", "second"))
+    last = ChatTokenizer(with_template(tokenizer, FORGETFUL), train_on="last")
+    assert learned(last, last.sample(turns("a?", "first", "b?", "second"))) == ["second<|im_end|>"]
+
+
+def test_a_template_without_a_stop_token_is_refused(tokenizer: Any) -> None:
+    chat = ChatTokenizer(with_template(tokenizer, ENDLESS))
+    with pytest.raises(SelfTestError, match="no stop token, so the model would not learn to stop"):
+        stop_token_is_trained(chat, [chat.sample(turns("a?", "yes"))])
+
+
+def test_a_template_that_fails_says_so(tokenizer: Any) -> None:
+    chat = ChatTokenizer(with_template(tokenizer, "{{ raise_exception('only two roles') }}"))
+    with pytest.raises(TemplateError, match="only two roles"):
+        chat.sample(turns("a?", "yes"))
+
+
+@pytest.mark.parametrize(
+    ("row", "replies"),
+    [
+        ({"messages": [ASKED, ANSWERED]}, ["a<|im_end|>"]),
+        ({"prompt": "q", "completion": "a"}, ["a<|im_end|>"]),
+        ({"prompt": [ASKED], "completion": [ANSWERED]}, ["a<|im_end|>"]),
+        (
+            {"instruction": "q", "input": "x", "output": "a", "history": [["h", "b"]]},
+            ["b<|im_end|>", "a<|im_end|>"],
+        ),
+        (
+            {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+            ["a<|im_end|>"],
+        ),
+    ],
+)
+def test_every_layout_is_read(row: dict[str, Any], replies: list[str], tokenizer: Any) -> None:
+    import orjson
+
+    chat = ChatTokenizer(tokenizer)
+    assert learned(chat, chat.sample(conversation_of(Row(orjson.dumps(row), Path("x.jsonl"), 1)))) == replies
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b'{"text": "x"}', "has none of messages"),
+        (b'{"messages": [{"content": "x"}]}', "cannot be read as messages"),
+        (b'{"messages": [{"role": "user", "content": "x"}]}', "no assistant message"),
+        (b'{"instruction": "x", "output": 3, "input": 4}', "cannot be read as alpaca"),
+    ],
+)
+def test_rows_that_are_none_of_them_are_named(text: bytes, message: str) -> None:
+    with pytest.raises(BadLineError, match=rf"x.jsonl:7: .*{message}"):
+        conversation_of(Row(text, Path("x.jsonl"), 7))
+
+
+def test_what_is_cut_or_left_out_is_counted(tokenizer: Any, tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a" * size}]}
+        for size in (3, 60, 5)
+    ]
+    rows.append({"messages": [{"role": "user", "content": "q" * 60}, {"role": "assistant", "content": "a"}]})
+    path = write_rows(tmp_path / "x.jsonl", rows)
+    chat, dataset = ChatTokenizer(tokenizer), DatasetSettings(path=str(path))
+    dropping = DataSettings(train=[dataset], max_length=40)
+    store = tokenised(dataset, chat, dropping, tmp_path / "cache")
+    assert (store.report.rows, store.report.samples, store.report.dropped_too_long) == (4, 2, 2)
+    cutting = DataSettings(train=[dataset], max_length=40, too_long="truncate")
+    store = tokenised(dataset, chat, cutting, tmp_path / "cache")
+    assert (store.report.truncated, store.report.dropped_untrained, store.report.samples) == (2, 1, 3)
+    assert store.report.truncated_tokens > 0 and max(store.lengths) == 40
+    again = tokenised(dataset, chat, cutting, tmp_path / "cache")
+    assert [again[n].tokens.tolist() for n in range(3)] == [store[n].tokens.tolist() for n in range(3)]
+    corpus = Corpus([store, again])
+    assert len(corpus) == 6 and corpus[4].tokens.tolist() == store[1].tokens.tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -173,3 +174,24 @@ def test_several_processes(tmp_path: Path, base: Path) -> None:
     assert (
         os.fspath(COMMAND.parent) in llamafactory_environment(load_settings(tmp_path / "config.yaml"))["PATH"]
     )
+
+
+def test_the_command_runs_it(tmp_path: Path, base: Path) -> None:
+    config_of(tmp_path, base, training__max_steps=3, training__save_steps=3, data__eval=[])
+
+    def rollbook(*words: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"HF_HOME": str(tmp_path / "cache")}
+        command = [sys.executable, "-m", "rollbook", *words]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+
+    done = rollbook("sft", "config.yaml")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "handoff: written: checkpoint of step 3" in done.stdout
+    assert json.loads(rollbook("status", "--json").stdout)["standing"]["step"] == 3
+    assert rollbook("sft", "config.yaml").returncode == 2
+    again = rollbook("sft", "config.yaml", "--overwrite")
+    assert again.returncode == 0, again.stdout[-2000:] + again.stderr[-2000:]
+    cut = rollbook("sft", "config.yaml", "data.too_long=drop", "--overwrite")
+    assert cut.returncode == 2 and "data.too_long" in cut.stderr

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 
@@ -23,6 +25,8 @@ from collecting import (
     small_input,
     write_rows,
 )
+from rollbook.collect.retry import RetrySettings
+from rollbook.collect.settings import CollectSettings
 
 WAIT = 60.0
 SLOW = """
@@ -196,7 +200,8 @@ def test_detached_seen_stopped_and_resumed(terminal: Terminal, tmp_path: Path) -
     shown = terminal.json("status", "big", code=3)
     assert shown["standing"]["collection"]["expected"] == MANY
     watching = terminal.start("status", "--watch", "out.jsonl")
-    assert "is interrupted" in terminal("stop", "big")
+    said = terminal("stop", "big")
+    assert "is interrupted" in said and "waiting for up to 10m for what is in flight" in said
     output, _ = watching.communicate(timeout=WAIT)
     assert watching.returncode == 0
     assert "out.jsonl: running" in output and "out.jsonl: interrupted" in output
@@ -252,3 +257,29 @@ def test_a_dry_run_checks_and_touches_nothing(terminal: Terminal, tmp_path: Path
 
 def test_an_output_that_was_never_collected(terminal: Terminal) -> None:
     assert "in_progress.json: no such file" in terminal("status", "in.jsonl", code=2)
+
+
+def test_what_a_detached_collection_would_be_refused_for_is_said_at_once(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    with (tmp_path / "in.jsonl").open("a") as file:
+        file.write("{}\n")
+    assert "in.jsonl:5: " in terminal("collect", *WORDS, "--detach", code=2)
+    assert "no run yet" in terminal("status")
+
+
+def test_without_agents_the_file_that_is_missing_is_named(terminal: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "rollbook.yaml").unlink()
+    assert "there is no rollbook.yaml in" in terminal("collect", *WORDS, code=2)
+
+
+def test_the_help_names_every_setting(terminal: Terminal) -> None:
+    said = terminal("collect", "--help")
+    for kind in (CollectSettings, RetrySettings):
+        missing = [field.name for field in msgspec.structs.fields(kind) if field.name not in said]
+        assert missing == []
+
+
+def test_the_cost_of_little_is_not_nothing(terminal: Terminal) -> None:
+    said = terminal("collect", *WORDS, "prices.input=10", "prices.output=100")
+    assert re.search(r"cost 0\.00[0-9]*[1-9]", said)

@@ -94,7 +94,7 @@ def test_progress_is_right_after_a_resume(tmp_path: Path) -> None:
     run(tmp_path, "limit=4")
     progress = run(tmp_path)
     assert (progress.done_before, progress.done, progress.missing) == (4, 10, 0)
-    assert (progress.reward_count, progress.output_tokens) == (6, 6)
+    assert (progress.reward_count, progress.output_tokens) == (10, 6)  # of the file, of this session
     manifest = read_manifest(tmp_path / "out_manifest.json")
     assert manifest is not None and (manifest.sessions, manifest.rows) == (2, 10)
     before = (tmp_path / "out.jsonl").read_bytes()

@@ -146,13 +146,30 @@ def test_a_policy_keeps_to_requests_and_tokens_a_minute(
     async def ask(policy: ThrottledPolicy, times: int) -> float:
         before = clock.now
         for _ in range(times):
-            await policy.act(Request([]))
+            await policy.act(Request([{"role": "assistant", "content": "an episode under way"}]))
         return clock.now - before
 
     by_requests = ThrottledPolicy(Model(), requests_per_minute=60, tokens_per_minute=None)
     assert asyncio.run(ask(by_requests, 31)) == pytest.approx(30, abs=1.1)
     by_tokens = ThrottledPolicy(Model(), requests_per_minute=6_000, tokens_per_minute=6_000)  # one a second
     assert asyncio.run(ask(by_tokens, 31)) == pytest.approx(30, abs=2.1)
+
+
+def test_a_drain_does_not_wait_for_requests_whose_turn_has_not_come() -> None:
+    async def play() -> list[str]:
+        draining = asyncio.Event()
+        policy = ThrottledPolicy(Model(), 1 / 60, None, draining)  # the second request: in an hour
+        await policy.act(Request([]))
+        waiting = asyncio.ensure_future(policy.act(Request([{"role": "user", "content": "?"}])))
+        under_way = asyncio.ensure_future(policy.act(Request([{"role": "assistant", "content": "!"}])))
+        await asyncio.sleep(0.01)
+        draining.set()
+        await asyncio.wait([waiting, under_way], timeout=0.05)
+        states = [type(waiting.exception()).__name__, str(under_way.done())]
+        under_way.cancel()
+        return states
+
+    assert asyncio.run(play()) == ["NotSent", "False"]
 
 
 class Server:
@@ -162,6 +179,9 @@ class Server:
         self._failures, self._kind = failures, kind
         self.asked: dict[int, int] = {}
         self.now = self.most = 0
+
+    def drain(self) -> None:
+        return None
 
     async def run(self, item: Item) -> Outcome:
         self.now += 1

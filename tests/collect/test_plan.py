@@ -45,7 +45,7 @@ BAD = {
 def test_a_malformed_row_is_named_by_its_line(bad: str, tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text(f"{GOOD}\n\n{bad}\n")
-    with pytest.raises(UsageError, match=r"(?s)1 rows of the input.*in\.jsonl:3: "):
+    with pytest.raises(UsageError, match=r"(?s)1 row of the input.*in\.jsonl:3: "):
         plan(path)
 
 

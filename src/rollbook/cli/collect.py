@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from rollbook.cli.collection_status import price
 from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, duration, number, print_json
 from rollbook.errors import UsageError
 
@@ -17,15 +19,30 @@ if TYPE_CHECKING:
 
     from rich.live import Live
 
+    from rollbook.collect.prepare import Outlook
     from rollbook.collect.progress import Progress
     from rollbook.collect.settings import CollectSettings
     from rollbook.runs.jobs.job import Job
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 INCOMPLETE, INTERRUPTED = 3, 130
+_SETTINGS = """Settings, as key=value or in a YAML file:
+
+agent_name, agents, input_jsonl_fpath (without it, the environment makes its own tasks), output_jsonl_fpath, \
+limit, num_repeats, num_repeats_add_seed, seed, responses_create_params.KEY (temperature and the like).
+
+How fast: num_samples_in_parallel (128), adaptive, requests_per_minute, tokens_per_minute, workers, engine \
+(local or ray), ray_address. When to stop: stop_after, max_failure_rate (0.5) of at least min_samples (100).
+
+Attempts for each kind of failure: retry.connect, transport, timeout, rate_limit, server_error, \
+invalid_request, bad_answer, environment, judge, worker_lost; retry.first_wait_s, retry.longest_wait_s.
+
+Also: resume, ordered, prices.input and prices.output (for a million tokens).
+
+Exit codes: 0 complete, 1 error, 2 refused before anything was sent, 3 something is missing, 130 stopped."""
 
 
-@app.command()
+@app.command(epilog=_SETTINGS)
 def collect(
     words: Annotated[
         list[str] | None, typer.Argument(help="a YAML file, then key=value; a leading + is fine")
@@ -33,7 +50,10 @@ def collect(
     config: Annotated[
         Path | None, typer.Option(help="where the agents are; rollbook.yaml by default")
     ] = None,
-    resume: Annotated[str | None, typer.Option(help="never, if-possible or always")] = None,
+    resume: Annotated[
+        Literal["never", "if-possible", "always"] | None,
+        typer.Option(help="when the output exists; if-possible by default"),
+    ] = None,
     stop_after: Annotated[str | None, typer.Option(help="drain after this long: 3h50m")] = None,
     ordered: Annotated[
         bool, typer.Option("--ordered", help="put the finished output into input order")
@@ -69,6 +89,7 @@ def collect(
 
     job = job_of(settings, command, name=called, artifacts=artifacts)
     if detach:
+        _outlook(settings)  # what is refused is refused here, where somebody looks, and not in a log
         _leave_running(job, as_json)
     else:
         _stay(settings, job, as_json)
@@ -78,10 +99,12 @@ def _stay(settings: CollectSettings, job: Job, as_json: bool) -> None:
     from rollbook.collect.collector import Interrupted
     from rollbook.collect.collector import collect as run_collection
     from rollbook.collect.history import recorded
+    from rollbook.collect.paths import CollectionFiles
 
     try:
         with recorded(job, _say) as history:
-            with _Display(quiet=as_json) as show:
+            # What an environment prints is for people: stdout holds the result alone, as with workers.
+            with redirect_stdout(sys.stderr), _Display(quiet=as_json) as show:
                 progress = run_collection(settings, show=show, say=_say, began=history.began)
             code = 0 if progress.missing == 0 else INCOMPLETE
             history.ended(progress, code)
@@ -91,7 +114,7 @@ def _stay(settings: CollectSettings, job: Job, as_json: bool) -> None:
     if as_json:
         print_json(progress)
     else:
-        print(_summary(progress))
+        print(_summary(progress, CollectionFiles(Path(settings.output_jsonl_fpath)).failures))
     sys.exit(code)
 
 
@@ -113,10 +136,15 @@ def _leave_running(job: Job, as_json: bool) -> None:
     print(f"end it:     rollbook stop{flag} {name}   (what is in flight may finish)")
 
 
-def _look_ahead(settings: CollectSettings, as_json: bool) -> None:
+def _outlook(settings: CollectSettings) -> Outlook:
     from rollbook.collect.collector import look_ahead
 
-    outlook = look_ahead(settings)
+    with redirect_stdout(sys.stderr):  # for what an environment prints
+        return look_ahead(settings)
+
+
+def _look_ahead(settings: CollectSettings, as_json: bool) -> None:
+    outlook = _outlook(settings)
     if as_json:
         print_json(outlook)
         return
@@ -142,7 +170,7 @@ def _say(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def _summary(progress: Progress) -> str:
+def _summary(progress: Progress, failures: Path) -> str:
     reward = (
         f", mean reward {number(progress.reward_mean)} of {progress.reward_count}"
         if progress.reward_count
@@ -153,9 +181,9 @@ def _summary(progress: Progress) -> str:
         f"{progress.missing} missing{reward}"
     ]
     if progress.failures:
-        lines.append(
-            "failures by kind: " + ", ".join(f"{kind} {count}" for kind, count in progress.failures.items())
-        )
+        kinds = ", ".join(f"{kind} {count}" for kind, count in progress.failures.items())
+        where = f"; those given up stand in {failures}" if progress.failed else ""
+        lines.append(f"failures by kind: {kinds}{where}")
     if progress.missing:
         lines.append((f"{progress.reason}; " if progress.reason else "") + "type the same command to go on")
     return "\n".join(lines)
@@ -211,10 +239,12 @@ def _one_line(progress: Progress) -> str:
         f"{number(progress.rate_per_s)}/s",
         f"{duration(progress.eta_s)} left" if progress.eta_s is not None else progress.status,
         f"{progress.in_flight} in flight",
-        f"{progress.output_tokens} tokens",
     ]
+    if progress.waiting:
+        parts.append(f"{progress.waiting} waiting for a retry")
+    parts.append(f"{progress.output_tokens} tokens")
     if progress.cost is not None:
-        parts.append(f"cost {progress.cost:.2f}")
+        parts.append(f"cost {price(progress.cost)}")
     if progress.reward_mean is not None:
         parts.append(f"reward {progress.reward_mean:.3f}")
     if progress.failures:

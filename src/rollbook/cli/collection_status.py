@@ -116,6 +116,10 @@ def collection_lines(collection: dict[str, Any]) -> list[str]:
     return [f"rollouts:   {', '.join(parts)}", *_session_lines(collection)]
 
 
+def price(cost: float) -> str:
+    return f"{cost:.2f}" if cost >= 1 else f"{cost:.4f}"
+
+
 def _session_lines(collection: dict[str, Any]) -> list[str]:
     """Rewards, tokens, cost and failures of this session."""
     lines = []
@@ -125,7 +129,7 @@ def _session_lines(collection: dict[str, Any]) -> list[str]:
             f"reward:     {number(collection['reward_mean'])}" + (f", mean of {count}" if count else "")
         )
     if collection.get("output_tokens") is not None:
-        cost = f", cost {collection['cost']:.2f}" if collection.get("cost") is not None else ""
+        cost = f", cost {price(collection['cost'])}" if collection.get("cost") is not None else ""
         lines.append(
             f"tokens:     {collection.get('input_tokens')} in, {collection['output_tokens']} out{cost}"
         )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, print_json
+from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, duration, print_json
 from rollbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from rollbook.runs.jobs.ledger import Ledger
+    from rollbook.runs.jobs.ledger import Ledger, RunRecord
 
 LATEST = "latest"
 
@@ -27,6 +28,14 @@ def _running(ledger: Ledger, ref: str) -> str:
     return running[-1].id if running else ref
 
 
+def _say_what_is_waited_for(record: RunRecord, timeout: float | None) -> None:
+    """A collection may take its ten minutes of grace; whoever waits for it should know what for."""
+    grace = timeout if timeout is not None else record.extra.get("grace_s")
+    limit = f" for up to {duration(grace)}" if isinstance(grace, int | float) else ""
+    what = "what is in flight" if record.kind == "collect" else "it"
+    print(f"asking {record.id} to end, and waiting{limit} for {what} to finish", file=sys.stderr, flush=True)
+
+
 @app.command()
 def stop(
     ref: Annotated[
@@ -41,7 +50,10 @@ def stop(
     from rollbook.runs.jobs.ledger import Ledger
 
     ledger = Ledger(artifacts)
-    record = stop_run(ledger, _running(ledger, ref), timeout)
+    chosen = ledger.get(_running(ledger, ref))
+    if chosen.is_running and not as_json:
+        _say_what_is_waited_for(chosen, timeout)
+    record = stop_run(ledger, chosen.id, timeout)
     if as_json:
         print_json(record)
     else:

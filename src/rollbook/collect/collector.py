@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -20,7 +21,7 @@ import numpy as np
 import orjson
 
 from rollbook.collect.executor import Executor, LocalExecutor
-from rollbook.collect.journal import find_done
+from rollbook.collect.journal import find_done, rewards_of
 from rollbook.collect.limits import Concurrency, ThrottledPolicy
 from rollbook.collect.manifest import write_manifest
 from rollbook.collect.order import put_in_order
@@ -60,6 +61,7 @@ def collect(
             say(f"{prepared.done.unknown} lines of {files.output} belong to no planned rollout; they stay")
         with _event_loop() as runner:
             progress: Progress = runner.run(_collect(settings, files, prepared, show, say, began))
+        opened.enter_context(_term_interrupts())
         prepared.manifest.coverage = {
             "expected": progress.expected,
             "ok": progress.done,
@@ -67,11 +69,24 @@ def collect(
             "missing": progress.missing,
         }
         write_manifest(files.manifest, prepared.manifest)
-    if progress.missing == 0:
-        verify(files, prepared.plan)
-        if settings.ordered:
-            put_in_order(files, prepared.plan)
+        prepared.output.close()
+        if progress.missing == 0:
+            _finish(settings, files, prepared, progress)
     return progress
+
+
+def _finish(
+    settings: CollectSettings, files: CollectionFiles, prepared: Prepared, progress: Progress
+) -> None:
+    """Check the complete file, put it in order if asked, and say what all its sessions came to."""
+    verify(files, prepared.plan)
+    if settings.ordered:
+        put_in_order(files, prepared.plan)
+    if progress.done_before and not prepared.done.unknown:
+        reward = rewards_of(files.output)
+        progress.reward_mean, progress.reward_std = reward.mean, reward.std
+        progress.reward_count = reward.count
+        write_progress(files.progress, progress)
 
 
 def look_ahead(settings: CollectSettings) -> Outlook:
@@ -132,12 +147,15 @@ async def _collect(
         try:
             await sink.commit()
         finally:
-            await executor.close()
-            sink.close()
+            try:
+                await executor.close()
+            finally:
+                sink.close()
         if tally.expected == tally.done_before + tally.finished:
             return report("complete")
         return report("stopped" if drain.asked else "incomplete")
 
+    winding_down = False
     try:
         report("running")
         with _drain_on_signals(drain, say):
@@ -145,11 +163,13 @@ async def _collect(
                 timer = partial(drain, f"stop_after={settings.stop_after} is over")
                 asyncio.get_running_loop().call_later(seconds(settings.stop_after), timer)
             await _until_done(scheduler, background)
+            winding_down = True
+            return await wind_down()
     except BaseException:
-        with suppress(WriteError):  # the first error says more than those it brings about
-            await wind_down()
+        if not winding_down:
+            with suppress(WriteError):  # the first error says more than those it brings about
+                await wind_down()
         raise
-    return await wind_down()
 
 
 async def _until_done(scheduler: Scheduler, background: list[asyncio.Task[None]]) -> None:
@@ -220,6 +240,23 @@ def _drain_on_signals(drain: _Drain, say: Callable[[str], None]) -> Any:
             loop.remove_signal_handler(number)
 
 
+@contextmanager
+def _term_interrupts() -> Any:
+    """After the last rollout a TERM ends the collector as an INT does, so that its history hears of it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def hear(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGTERM, hear)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 async def _executor(settings: CollectSettings) -> Executor:
     if settings.engine == "ray":
         from rollbook.collect.ray_engine import RayExecutor
@@ -236,15 +273,21 @@ async def _executor(settings: CollectSettings) -> Executor:
 def local_executor(settings: CollectSettings, share: int = 1) -> LocalExecutor:
     """An executor of this process; `share` processes divide the limits a minute among them."""
     requests, tokens = settings.requests_per_minute, settings.tokens_per_minute
-    agent = settings.agent
-    wrap = partial(
+    agent, draining = settings.agent, asyncio.Event()
+    limit = partial(
         ThrottledPolicy,
         requests_per_minute=requests / share if requests else None,
         tokens_per_minute=tokens / share if tokens else None,
+        draining=draining,
     )
-    options: dict[str, Any] = {"wrap_policy": wrap} if requests or tokens else {}
-    built = build_agent(agent.env, agent.policy, max_turns=agent.max_turns, **options)
-    return LocalExecutor(built, settings.responses_create_params, add_seed=settings.num_repeats_add_seed)
+    wrap = limit if requests or tokens else None
+    built = build_agent(agent.env, agent.policy, max_turns=agent.max_turns, wrap_policy=wrap)
+    return LocalExecutor(
+        built,
+        settings.responses_create_params,
+        add_seed=settings.num_repeats_add_seed,
+        draining=draining,
+    )
 
 
 def verify(files: CollectionFiles, plan: Plan) -> None:

@@ -6,10 +6,12 @@ process that held it included, is an outcome too.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from rollbook.collect.limits import NotSent
 from rollbook.collect.rows import Item, Outcome, make_task, output_line
 from rollbook.envs.agent import Agent
 from rollbook.policies.base import FailureKind, RolloutFailure
@@ -18,14 +20,28 @@ from rollbook.policies.base import FailureKind, RolloutFailure
 class Executor(Protocol):
     async def run(self, item: Item) -> Outcome: ...
 
+    def drain(self) -> None:
+        """No further item will come; those of which nothing was sent yet come back as `not_sent`."""
+
     async def close(self) -> None: ...
 
 
 class LocalExecutor:
-    def __init__(self, agent: Agent, overrides: Mapping[str, Any], *, add_seed: bool) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        overrides: Mapping[str, Any],
+        *,
+        add_seed: bool,
+        draining: asyncio.Event | None = None,
+    ) -> None:
         self._agent = agent
         self._overrides = overrides
         self._add_seed = add_seed
+        self._draining = draining or asyncio.Event()
+
+    def drain(self) -> None:
+        self._draining.set()
 
     async def run(self, item: Item) -> Outcome:
         started = time.monotonic()
@@ -37,6 +53,8 @@ class LocalExecutor:
         except RolloutFailure as failure:
             outcome.failure, outcome.message = failure.kind, str(failure)
             outcome.status, outcome.retry_after = failure.status, failure.retry_after
+        except NotSent:
+            outcome.not_sent = True
         except Exception as error:  # a bug in someone's environment is that row's failure, not the run's
             outcome.failure = FailureKind.ENVIRONMENT
             outcome.message = f"{type(error).__name__}: {error}"

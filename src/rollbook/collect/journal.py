@@ -19,15 +19,20 @@ import numpy as np
 import orjson
 
 from rollbook.collect.plan import Flags, Plan
-from rollbook.collect.rows import KEY, key_of
+from rollbook.collect.rows import KEY, ROLLOUT_INDEX, TASK_INDEX, key_of
 from rollbook.errors import BadLineError, WriteError
 from rollbook.records.jsonl import Line, check_line, read_blocks, read_lines
+from rollbook.records.rollout_stats import RunningMean
 
 _ENTRY = np.dtype([("row", "<u4"), ("repeat", "<u4"), ("end", "<u8")])
 _NOTHING = np.empty(0, dtype=_ENTRY)
 _NO_ROW = 0xFFFFFFFF  # a line that the plan of its time did not know; a later one may
 _OPENING = b'{"' + KEY.encode() + b'":"'
 _PREFIX = re.compile(rb'\{"' + KEY.encode() + rb'":("(?:[^"\\]|\\.)*")')
+_REWARD = re.compile(
+    rb'\{"%b":"(?:[^"\\]|\\.)*","%b":[^,]*,"%b":\d+,"reward":(-?[0-9][0-9.eE+-]*),'
+    % (KEY.encode(), TASK_INDEX.encode(), ROLLOUT_INDEX.encode())
+)
 _SCAN_BLOCK = 8 << 20
 
 Entries = np.ndarray[Any, np.dtype[Any]]
@@ -88,6 +93,18 @@ def find_done(output: Path, journal: Path, plan: Plan, *, same_input: bool) -> D
     _refuse_duplicates(output, places, inside)
     flags.reshape(-1)[places] = True
     return Done(flags, entries, int(np.count_nonzero(~planned)))
+
+
+def rewards_of(output: Path) -> RunningMean:
+    """The mean reward of all lines: it stands at the beginning of each, and is found without parsing."""
+    rewards = RunningMean()
+    for _, block in read_blocks(output, size=_SCAN_BLOCK):
+        position = 0
+        while position < len(block):
+            if match := _REWARD.match(block, position):
+                rewards.add(float(match[1]))
+            position = block.find(b"\n", position) + 1 or len(block)
+    return rewards
 
 
 def _believable(journal: Path, output: Path, plan: Plan) -> Entries:

@@ -59,13 +59,22 @@ class Bucket:
         return 0.0 if self._level >= 0 else -self._level / self._rate
 
 
+class NotSent(Exception):
+    """A rollout whose first request was still waiting for its turn when the collection began to drain."""
+
+
 class ThrottledPolicy:
     """A policy that keeps to requests and tokens a minute."""
 
     def __init__(
-        self, policy: Policy, requests_per_minute: float | None, tokens_per_minute: float | None
+        self,
+        policy: Policy,
+        requests_per_minute: float | None,
+        tokens_per_minute: float | None,
+        draining: asyncio.Event | None = None,
     ) -> None:
         self._policy = policy
+        self._draining = draining or asyncio.Event()
         self._requests = Bucket(requests_per_minute) if requests_per_minute else None
         self._tokens = Bucket(tokens_per_minute) if tokens_per_minute else None
         self._usual_tokens = 0.0  # of one request, by what was seen
@@ -75,7 +84,7 @@ class ThrottledPolicy:
         guess = self._usual_tokens
         waits.append(self._tokens.take(guess) if self._tokens else 0.0)
         if (wait := max(waits)) > 0:
-            await asyncio.sleep(wait)
+            await self._wait_turn(wait, request)
         completion = await self._policy.act(request)
         used = completion.usage.input_tokens + completion.usage.output_tokens
         if self._tokens is not None:
@@ -85,3 +94,15 @@ class ThrottledPolicy:
 
     async def close(self) -> None:
         await self._policy.close()
+
+    async def _wait_turn(self, wait: float, request: Request) -> None:
+        """A minute's budget may keep hundreds waiting for minutes; a drain does not wait for them."""
+        if any(message.get("role") == "assistant" for message in request.messages):
+            await asyncio.sleep(wait)  # an episode under way may finish
+            return
+        try:
+            async with asyncio.timeout(wait):
+                await self._draining.wait()
+        except TimeoutError:
+            return
+        raise NotSent

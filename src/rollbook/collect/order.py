@@ -52,6 +52,7 @@ def _line_ends(path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _rewrite(path: Path, starts: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> None:
+    path = path.resolve()  # of a link, the file that it names: the link stays one
     aside = path.with_name(f".{path.name}.ordered")
     try:
         with path.open("rb") as source, aside.open("wb", buffering=_BUFFER) as target:

@@ -7,6 +7,7 @@ million rows cost what a thousand cost.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import threading
 from array import array
@@ -248,15 +249,20 @@ def _rows(path: Path, start: int = 0) -> Iterator[Line]:
         for line in read_lines(path, start=start, accept_tail=True):
             if line.data and not line.data.isspace():
                 yield line
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file (input_jsonl_fpath)") from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> UsageError:
+    why = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+    return UsageError(f"{path}: {why} (input_jsonl_fpath)")
 
 
 def _blocks(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
     try:
         yield from read_blocks(path, start=start)
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file (input_jsonl_fpath)") from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
 
 
 def _is_utf8(block: bytes) -> bool:
@@ -274,6 +280,9 @@ def _task_id(row: _Row, line: bytes) -> str:
 
 
 def _problem(path: Path, line: Line, error: Exception) -> str:
+    if line.data.startswith(codecs.BOM_UTF8):
+        remove = rf"sed -i '1s/^\xEF\xBB\xBF//' {path}"
+        return f"{path}:{line.number}: begins with a byte order mark; remove it: {remove}"
     text = str(error).replace("`$.", "`").replace("Object missing", "it has no")
     return f"{path}:{line.number}: {text[:1].lower()}{text[1:]}"
 
@@ -281,4 +290,5 @@ def _problem(path: Path, line: Line, error: Exception) -> str:
 def _all_problems(problems: list[str]) -> str:
     more = len(problems) - _SHOWN_ERRORS
     listed = "\n  ".join(problems[:_SHOWN_ERRORS] + ([f"... and {more} more"] if more > 0 else []))
-    return f"{len(problems)} rows of the input cannot be used, so nothing was sent:\n  {listed}"
+    count = "1 row" if len(problems) == 1 else f"{len(problems)} rows"
+    return f"{count} of the input cannot be used, so nothing was sent:\n  {listed}"

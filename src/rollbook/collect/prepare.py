@@ -57,6 +57,8 @@ def prepare(settings: CollectSettings, files: CollectionFiles, opened: ExitStack
 
 
 def _refuse_output(settings: CollectSettings, files: CollectionFiles) -> None:
+    if not files.output.name or (files.output.exists() and not files.output.is_file()):
+        raise UsageError(f"output_jsonl_fpath={files.output} is not a file; write it like rollouts.jsonl")
     if _has_results(files) and settings.resume == "never":
         raise UsageError(
             f"{files.output} exists; choose another output_jsonl_fpath or resume it with --resume=if-possible"

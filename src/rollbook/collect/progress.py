@@ -52,7 +52,7 @@ class Progress(msgspec.Struct, kw_only=True):
     input_tokens: int  # of this session
     output_tokens: int
     cost: float | None
-    reward_mean: float | None
+    reward_mean: float | None  # of this session; of the whole file once it is complete
     reward_std: float | None
     reward_count: int
     failures: dict[str, int]  # by kind, this session, retried ones included

@@ -78,6 +78,10 @@ class RayExecutor:
             self._quick_deaths = 0
         return outcome
 
+    def drain(self) -> None:
+        for member in self._crew:
+            member.drain()
+
     async def close(self) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*(member.close() for member in self._crew)), _CLOSE_S)
@@ -156,6 +160,10 @@ class _Member:
             asyncio.get_running_loop().call_soon(self._send)
         return await future
 
+    def drain(self) -> None:
+        self._send()
+        self._actor.begin.remote(_encode([]))  # no items: that there will be no more
+
     async def listen(self) -> None:
         """Until the actor is lost, which is an error of Ray."""
         while True:
@@ -180,7 +188,8 @@ class _Member:
 
     def _send(self) -> None:
         items, self._outbox = self._outbox, []
-        self._actor.begin.remote(_encode(items))  # if it cannot be delivered, `listen` hears of that too
+        if items:
+            self._actor.begin.remote(_encode(items))  # if it cannot be delivered, `listen` hears of that too
 
 
 class RolloutActor:
@@ -202,7 +211,10 @@ class RolloutActor:
         self._executor = local_executor(decoded, share=decoded.workers)
 
     async def begin(self, data: bytes) -> None:
-        for item in _decode_items(data):
+        items = _decode_items(data)
+        if not items:  # the collector drains
+            self._executor.drain()
+        for item in items:
             task = asyncio.ensure_future(self._do(item))
             self._running.add(task)
             task.add_done_callback(self._running.discard)

@@ -7,6 +7,7 @@ of its own: a rate limit is patience, an invalid request will not get better.
 
 from __future__ import annotations
 
+import math
 import random
 
 import msgspec
@@ -29,6 +30,13 @@ class RetrySettings(msgspec.Struct, kw_only=True):
     worker_lost: int = 3  # a rollout that takes this many processes down with it is given up
     first_wait_s: float = 0.5
     longest_wait_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            least = 0 if name.endswith("_s") else 1
+            if not least <= value < math.inf:
+                raise ValueError(f"retry.{name} must be at least {least}, not {value}")
 
 
 class Attempts:

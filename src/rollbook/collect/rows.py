@@ -51,6 +51,7 @@ class Outcome(msgspec.Struct):
     message: str = ""
     status: int | None = None
     retry_after: float | None = None
+    not_sent: bool = False  # let go of by a drain before anything was asked: neither done nor failed
 
 
 def key_of(task_id: str, repeat: int) -> str:

@@ -70,6 +70,7 @@ class Scheduler:
     def drain(self) -> None:
         """Start nothing new; what is in flight may finish. Items waiting for a retry are left undone."""
         self._draining = True
+        self._executor.drain()
         self._wake.set()
 
     async def run(self) -> None:
@@ -93,7 +94,7 @@ class Scheduler:
         loop = asyncio.get_running_loop()
         while len(self._flying) < self.concurrency.limit and not self._draining:
             if self._sink.should_stop() is not None:
-                self._draining = True
+                self.drain()
                 return
             item = self._next()
             if item is None:
@@ -133,6 +134,8 @@ class Scheduler:
     async def _attempt(self, item: Item) -> None:
         started = time.monotonic()
         outcome = await self._executor.run(item)
+        if outcome.not_sent:
+            return
         kind = outcome.failure
         if kind is None:
             self.concurrency.succeeded()

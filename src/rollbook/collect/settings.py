@@ -58,7 +58,7 @@ class CollectSettings(msgspec.Struct, kw_only=True):
     prices: Prices | None = None
 
     def __post_init__(self) -> None:
-        for name in ("limit", "num_repeats", "num_samples_in_parallel", "workers"):
+        for name in ("limit", "num_repeats", "num_samples_in_parallel", "workers", "min_samples"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
@@ -66,6 +66,8 @@ class CollectSettings(msgspec.Struct, kw_only=True):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be more than 0, not {value}; leave it out for no limit")
+        if not 0 <= self.max_failure_rate <= 1:
+            raise ValueError(f"max_failure_rate is a share between 0 and 1, not {self.max_failure_rate}")
         if self.stop_after is not None:
             try:
                 seconds(self.stop_after)
@@ -77,11 +79,14 @@ class CollectSettings(msgspec.Struct, kw_only=True):
         try:
             return self.agents[self.agent_name]
         except KeyError:
+            if not self.agents:
+                raise UsageError(
+                    f"agent_name is {self.agent_name!r}, but no agents are given: there is no {DEFAULT_FILE} "
+                    f"in {Path.cwd()}, or no `agents:` in it; name the file with --config"
+                ) from None
             near = difflib.get_close_matches(self.agent_name, self.agents, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.agents) or 'none'}"
-            raise UsageError(
-                f"agent_name {self.agent_name!r} is not among the agents of {DEFAULT_FILE}; {hint}"
-            ) from None
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.agents)}"
+            raise UsageError(f"agent_name {self.agent_name!r} is not among the agents; {hint}") from None
 
 
 def load_settings(words: Sequence[str], *, config: Path | None = None) -> CollectSettings:

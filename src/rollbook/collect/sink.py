@@ -1,8 +1,8 @@
 """Where outcomes come to rest: results, failures, journal, counts.
 
 A result's line is appended at once and counts once it is on the disk: a background commit every 50 ms makes
-all lines since the last one durable together, then the journal and the counters learn of them. The slot a
-rollout held is free long before.
+all lines since the last one durable together, then the journal and the counters learn of them. Failures are
+made durable by the same commits. The slot a rollout held is free long before.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import orjson
+
 from rollbook.collect.journal import Entries, Journal
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.progress import Tally
 from rollbook.collect.retry import Attempts
 from rollbook.collect.rows import KEY, ROLLOUT_INDEX, TASK_INDEX, Item, Outcome, key_of
-from rollbook.records.jsonl import EVERY_LINE, JsonlWriter
+from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.plain import encode, utc_now
 
 _COMMIT_EVERY_S = 0.05
@@ -35,7 +37,7 @@ class ResultSink:
     ) -> None:
         self.tally = tally
         self._output = output
-        self._failures = JsonlWriter(files.failures, sync=EVERY_LINE)
+        self._failures = JsonlWriter(files.failures)
         self._journal = Journal(files.journal, known)
         self._max_failure_rate, self._min_samples = max_failure_rate, min_samples
         self._say = say
@@ -53,7 +55,7 @@ class ResultSink:
         self.tally.given_up += 1
         record = {
             KEY: key_of(item.task_id, item.repeat),
-            TASK_INDEX: item.row,
+            TASK_INDEX: orjson.loads(item.line).get(TASK_INDEX, item.row),  # as in a result's line
             ROLLOUT_INDEX: item.repeat,
             "kind": outcome.failure,
             "message": outcome.message,
@@ -80,8 +82,16 @@ class ResultSink:
 
     async def commit(self) -> None:
         """Make what is appended durable, then count it."""
-        if not self._uncommitted:
-            return
+        if self._uncommitted:
+            await self._commit_results()
+        if self._failures.durable < self._failures.position:
+            await asyncio.to_thread(self._failures.sync)
+
+    def close(self) -> None:
+        self._journal.close()
+        self._failures.close()
+
+    async def _commit_results(self) -> None:
         count = len(self._uncommitted)
         # fsync waits for the disk, not for the interpreter: in a thread, requests go on meanwhile.
         await asyncio.to_thread(self._output.wait, self._uncommitted[-1][1])
@@ -90,10 +100,6 @@ class ResultSink:
         self._journal.append([(outcome.row, outcome.repeat, end) for outcome, end in batch])
         for outcome, _ in batch:
             self.tally.add(outcome)
-
-    def close(self) -> None:
-        self._journal.close()
-        self._failures.close()
 
     def _count_failure(self, outcome: Outcome) -> None:
         kind = str(outcome.failure)

@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import suppress
 
 from rollbook.collect.collector import decode_settings, local_executor
 from rollbook.collect.executor import LocalExecutor
@@ -52,10 +53,13 @@ async def _work(output: int) -> None:
         return
     settings = decode_settings(data)
     executor = local_executor(settings, share=settings.workers)
-    os.write(output, outcomes_frame([]))  # ready: a death before this is nobody's rollout's failure
+    with suppress(BrokenPipeError):  # a collector that is gone by now has closed our input too
+        os.write(output, outcomes_frame([]))  # ready: a death before this is nobody's rollout's failure
     outbox = _Outbox(output)
     running: set[asyncio.Task[None]] = set()
     while (items := await read_items(reader)) is not None:
+        if not items:  # the collector drains
+            executor.drain()
         for item in items:
             task = asyncio.ensure_future(_do(item, executor, outbox))
             running.add(task)

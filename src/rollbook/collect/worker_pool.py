@@ -18,6 +18,7 @@ from rollbook.errors import RollbookError
 from rollbook.policies.base import FailureKind
 
 _QUICK_DEATHS = 5  # workers in a row that died without a single outcome: something is wrong with all of them
+_CLOSE_S, _HURRIED_CLOSE_S = 10.0, 0.5
 
 
 class WorkerPool:
@@ -52,6 +53,10 @@ class WorkerPool:
                 raise self._hopeless
             if worker.was_ready:
                 return outcome
+
+    def drain(self) -> None:
+        for worker in self._workers:
+            worker.drain()
 
     async def close(self) -> None:
         await asyncio.gather(*(worker.close() for worker in self._workers))
@@ -114,6 +119,10 @@ class _Worker:
             asyncio.get_running_loop().call_soon(self._send)
         return await future
 
+    def drain(self) -> None:
+        self._send()
+        self._write(items_frame([]))  # no items: that there will be no more
+
     def how_it_ended(self) -> str:
         code = self._process.returncode
         return f"with exit code {code}" if code is not None and code >= 0 else f"of signal {-(code or 0)}"
@@ -121,8 +130,10 @@ class _Worker:
     async def close(self) -> None:
         if self._process.stdin is not None:
             self._process.stdin.close()
+        # One that still holds items is stopped at once, in the middle of them: nobody waits for these.
+        patience_s = _HURRIED_CLOSE_S if self.leases else _CLOSE_S
         try:
-            await asyncio.wait_for(self._process.wait(), 10)
+            await asyncio.wait_for(self._process.wait(), patience_s)
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
@@ -131,7 +142,8 @@ class _Worker:
 
     def _send(self) -> None:
         items, self._outbox = self._outbox, []
-        self._write(items_frame(items))
+        if items:
+            self._write(items_frame(items))
 
     def _write(self, data: bytes) -> None:
         """To a process that has just died nothing can be written; its listener will say what that costs."""

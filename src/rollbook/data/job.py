@@ -15,6 +15,7 @@ the seed, rows in and out, and every other count by name. Digests are taken in t
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,6 +34,7 @@ from rollbook.records.plain import utc_now
 from rollbook.records.run_info import versions
 
 SCHEMA_VERSION = 1
+_HASHED_AT_ONCE = 1 << 20
 
 
 class InputRecord(msgspec.Struct, kw_only=True):
@@ -105,8 +107,8 @@ class DataJob:
             _refuse_foreign_manifest(path)
 
     def __enter__(self) -> DataJob:
-        # Hashing lets go of the interpreter lock, so it costs a second core and no time.
-        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="digest")
+        # Hashing lets go of the interpreter lock, so it uses the cores that are free.
+        self._hashing = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="digest")
         self.output: RowOutput | None = None
         self.also: list[RowOutput] = []
         try:
@@ -216,5 +218,10 @@ def _refuse_foreign_manifest(output: Path) -> None:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """By large blocks: after each one this thread has to wait for its turn."""
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_HASHED_AT_ONCE))
+    with path.open("rb", buffering=0) as file:
+        while read := file.readinto(buffer):
+            digest.update(buffer[:read])
+    return digest.hexdigest()

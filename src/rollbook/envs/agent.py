@@ -10,7 +10,15 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rollbook.envs.base import Environment, EnvironmentFactory, Feedback, SharingFactory, Start, Task
+from rollbook.envs.base import (
+    Environment,
+    EnvironmentFactory,
+    Feedback,
+    SharingFactory,
+    Start,
+    Task,
+    what_and_where,
+)
 from rollbook.policies.base import Completion, FailureKind, Message, Policy, Request, RolloutFailure, Usage
 from rollbook.records.rollouts import Step
 
@@ -109,10 +117,8 @@ async def _guarded(call: Any, *arguments: Any, returns: type | None = None) -> A
             result = await result if inspect.isawaitable(result) else result
     except RolloutFailure:
         raise
-    except Exception as error:
-        raise RolloutFailure(
-            FailureKind.ENVIRONMENT, f"{_place(call)}: {type(error).__name__}: {error}"
-        ) from error
+    except (Exception, SystemExit) as error:
+        raise RolloutFailure(FailureKind.ENVIRONMENT, f"{_place(call)}: {what_and_where(error)}") from error
     if returns is not None and not isinstance(result, returns):
         why = f"{_place(call)} must return a {returns.__name__}, not {type(result).__name__}"
         raise RolloutFailure(FailureKind.ENVIRONMENT, why)

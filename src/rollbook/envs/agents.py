@@ -49,12 +49,17 @@ def build_agent(
     policy: Mapping[str, Any] | None = None,
     *,
     max_turns: int = 64,
-    wrap_policy: Callable[[Policy], Policy] = lambda policy: policy,
+    wrap_policy: Callable[[Policy], Policy] | None = None,
 ) -> Agent:
     """The agent of a config; `wrap_policy` puts a limiter, a recorder or the like around its policy."""
     name, settings = _named(env)
     refuse_secrets(env, "env")
     refuse_secrets(policy or {}, "policy")
+    if wrap_policy is not None and (name == GYM or name.startswith(VERIFIERS)):
+        raise UsageError(
+            f"env {name!r} sends its requests itself, so requests_per_minute and tokens_per_minute cannot "
+            "be kept; leave them out and limit num_samples_in_parallel"
+        )
     if name == GYM:
         from rollbook.envs.gym_bridge import GymAgent
 
@@ -74,7 +79,8 @@ def build_agent(
         asked = typed(policy, OpenAISettings, "policy")
         return VerifiersAgent(name.removeprefix(VERIFIERS), settings, asked)
     factory = environment_factory(name, settings)
-    return EnvironmentAgent(factory, wrap_policy(build_policy(policy)), max_turns=max_turns)
+    built = build_policy(policy)
+    return EnvironmentAgent(factory, wrap_policy(built) if wrap_policy else built, max_turns=max_turns)
 
 
 def build_policy(policy: Mapping[str, Any]) -> Policy:

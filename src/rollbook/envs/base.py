@@ -15,6 +15,7 @@ are a function:
 from __future__ import annotations
 
 import functools
+import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -104,6 +105,13 @@ class SharingFactory:
             closing = close() if close is not None else None
             if isinstance(closing, Awaitable):
                 await closing
+
+
+def what_and_where(error: BaseException) -> str:
+    """What somebody's code raised, and the line of it: a KeyError alone says too little to look for it."""
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{said} ({frames[-1].filename}:{frames[-1].lineno})" if frames else said
 
 
 Grade = float | bool | Mapping[str, Any] | Feedback

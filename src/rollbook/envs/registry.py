@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rollbook.envs.base import Environment, SharingFactory, SingleTurn
-from rollbook.errors import UsageError
+from rollbook.envs.base import Environment, SharingFactory, SingleTurn, what_and_where
+from rollbook.errors import RollbookError, UsageError
 
 BUILT_IN = {
     "arithmetic": "rollbook.envs.arithmetic:Arithmetic",
@@ -58,6 +58,10 @@ def environment_factory(name: str, settings: Mapping[str, Any]) -> SharingFactor
         raise UsageError(
             f"env {name!r} does not take these settings ({error}); it takes: {_settings_of(kind)}"
         ) from error
+    except RollbookError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"env {name!r} cannot be made: {what_and_where(error)}") from error
     return SharingFactory(kind, settings)
 
 
@@ -99,6 +103,10 @@ def load_module(place: str, where: str) -> ModuleType:
         ) from error
     except SyntaxError as error:
         raise UsageError(f"{where}: {error.filename}:{error.lineno}: {error.msg}") from error
+    except RollbookError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"{where}: importing {place} failed: {what_and_where(error)}") from error
 
 
 def _from_file(path: Path, where: str) -> ModuleType:

@@ -94,9 +94,12 @@ class Endpoint:
         message = f"{self.url} answered {status}: {_shown(body)}"
         if status in (401, 403) and self._refusal_hint:
             message += f" ({self._refusal_hint})"
-        return RolloutFailure(
-            kind_of_status(status), message, status=status, retry_after=retry_after(headers)
-        )
+        if status == 404:
+            message += " (is the base_url right, most end in /v1, and does the server have this model?)"
+        wait = retry_after(headers)
+        if wait is not None:
+            message += f" (asks to wait {wait:.1f} s)"
+        return RolloutFailure(kind_of_status(status), message, status=status, retry_after=wait)
 
 
 def kind_of_status(status: int) -> FailureKind:

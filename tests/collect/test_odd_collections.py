@@ -1,0 +1,232 @@
+"""Odd inputs, outputs, environments and moments to be stopped at."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from collecting import (
+    PATIENCE,
+    assert_exactly_once,
+    command,
+    config,
+    expected_keys,
+    keys,
+    results,
+    row,
+    run,
+    script,
+    settings,
+    small_input,
+    start,
+    write_rows,
+)
+from rollbook.collect import collector
+from rollbook.collect.journal import rewards_of
+from rollbook.collect.wire import frame
+from rollbook.errors import UsageError
+from rollbook.records.jsonl import JsonlWriter
+
+
+def failures(directory: Path) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in (directory / "out_failures.jsonl").read_bytes().splitlines()]
+
+
+def with_env(directory: Path, source: str) -> None:
+    (directory / "env.py").write_text(f"from rollbook.envs import Environment, single_turn\n\n{source}\n")
+    agent = {"env": {"name": f"{directory / 'env.py'}:e"}, "policy": {"kind": "scripted", "script": ["2"]}}
+    (directory / "rollbook.yaml").write_bytes(orjson.dumps({"agents": {"a": agent}}))
+
+
+def test_an_input_that_cannot_be_read_is_refused_in_words(tmp_path: Path) -> None:
+    config(tmp_path)
+    (tmp_path / "in.jsonl").mkdir()
+    with pytest.raises(UsageError, match=r"in\.jsonl: cannot be read: Is a directory"):
+        run(tmp_path)
+
+
+def test_a_byte_order_mark_is_named(tmp_path: Path) -> None:
+    config(tmp_path)
+    path = small_input(tmp_path, 2)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    with pytest.raises(UsageError, match=r"in\.jsonl:1: begins with a byte order mark; remove it: sed"):
+        run(tmp_path)
+
+
+@pytest.mark.parametrize("output", [".", "folder", "/dev/full"])
+def test_an_output_that_is_no_file_is_refused(
+    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    small_input(tmp_path)
+    config(tmp_path)
+    with pytest.raises(UsageError, match="is not a file; write it like"):
+        run(tmp_path, f"output_jsonl_fpath={output}")
+
+
+@pytest.mark.parametrize(
+    "word", ["retry.timeout=0", "retry.first_wait_s=-1", "retry.longest_wait_s=.inf", "max_failure_rate=7"]
+)
+def test_settings_that_make_no_sense_are_refused(word: str, tmp_path: Path) -> None:
+    small_input(tmp_path)
+    config(tmp_path)
+    with pytest.raises(UsageError, match=word.partition("=")[0]):
+        run(tmp_path, word)
+
+
+def test_limits_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
+    small_input(tmp_path)
+    gym = {"env": {"name": "gym", "url": "http://127.0.0.1:1"}}
+    (tmp_path / "rollbook.yaml").write_bytes(orjson.dumps({"agents": {"a": gym}}))
+    with pytest.raises(UsageError, match="requests_per_minute"):
+        run(tmp_path, "requests_per_minute=60")
+
+
+def test_putting_in_order_keeps_a_link_to_the_output(tmp_path: Path) -> None:
+    write_rows(tmp_path / "in.jsonl", (row(f"t{number}") for number in (2, 1, 0)))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out.jsonl").symlink_to(tmp_path / "elsewhere" / "real.jsonl")
+    config(tmp_path)
+    run(tmp_path, "limit=2")
+    small_input(tmp_path, 3)
+    run(tmp_path, "resume=always", "ordered=true")
+    assert (tmp_path / "out.jsonl").is_symlink()
+    assert keys(tmp_path / "elsewhere" / "real.jsonl") == ["t0#0", "t1#0", "t2#0"]
+
+
+def test_a_failure_says_where_in_the_environment(tmp_path: Path) -> None:
+    small_input(tmp_path, 1)
+    with_env(tmp_path, "@single_turn\ndef e(task, answer):\n    return {}[answer]")
+    run(tmp_path)
+    assert failures(tmp_path)[0]["message"] == f"e.step: KeyError: '2' ({tmp_path / 'env.py'}:5)"
+
+
+def test_an_environment_that_exits_is_a_failure_of_its_row(tmp_path: Path) -> None:
+    small_input(tmp_path, 2)
+    with_env(tmp_path, "@single_turn\ndef e(task, answer):\n    raise SystemExit(9)")
+    assert run(tmp_path).failures == {"environment": 2}
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("1 / 0", "importing .*env.py failed: ZeroDivisionError: division by zero .*env.py:3"),
+        ("raise SystemExit(4)", "importing .*env.py failed: SystemExit: 4"),
+        (
+            "class e(Environment):\n    def __init__(self):\n        raise OSError('no database')",
+            "cannot be made: OSError: no database .*env.py:5",
+        ),
+    ],
+)
+def test_an_environment_that_cannot_be_made_is_refused_in_words(
+    source: str, message: str, tmp_path: Path
+) -> None:
+    small_input(tmp_path, 1)
+    with_env(tmp_path, source)
+    with pytest.raises(UsageError, match=message):
+        run(tmp_path)
+
+
+def test_what_an_environment_prints_is_not_in_the_result(tmp_path: Path) -> None:
+    small_input(tmp_path, 2)
+    with_env(tmp_path, "@single_turn\ndef e(task, answer):\n    print('hello')\n    return 1")
+    done = command(tmp_path, "--json")
+    assert orjson.loads(done.stdout)["done"] == 2
+    assert done.stderr.count("hello") == 2
+
+
+def test_a_failure_has_the_task_index_of_its_row(tmp_path: Path) -> None:
+    write_rows(tmp_path / "in.jsonl", [row("t0", _ng_task_index=70)])
+    config(tmp_path, script(tmp_path, "raise ValueError('no')"))
+    run(tmp_path, "retry.bad_answer=1")
+    assert failures(tmp_path)[0]["_ng_task_index"] == 70
+
+
+def test_many_failures_are_durable_without_a_sync_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    sync_now = JsonlWriter._sync_now
+
+    def noted(writer: JsonlWriter) -> None:
+        synced.append(writer.path.name)
+        sync_now(writer)
+
+    monkeypatch.setattr(JsonlWriter, "_sync_now", noted)
+    small_input(tmp_path, 300)
+    config(tmp_path, script(tmp_path, "raise ValueError('no')"))
+    progress = run(tmp_path, "retry.bad_answer=1", "max_failure_rate=1")
+    assert progress.failed == len(failures(tmp_path)) == 300
+    assert 1 <= synced.count("out_failures.jsonl") < 100
+
+
+def test_the_mean_reward_of_a_resumed_collection_is_that_of_the_file(tmp_path: Path) -> None:
+    rows = [row("t0"), row('say "#"', _ng_task_index=9), row("t2", expected_answer="3"), row("t3")]
+    write_rows(tmp_path / "in.jsonl", rows)
+    config(tmp_path)
+    run(tmp_path, "limit=3")
+    for _ in range(2):
+        progress = run(tmp_path)
+        assert (progress.reward_mean, progress.reward_count) == (0.75, 4)
+        stored = orjson.loads((tmp_path / "out_progress.json").read_bytes())
+        assert stored["reward_count"] == 4
+    assert rewards_of(tmp_path / "out.jsonl").std == pytest.approx(0.4330127)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_drain_lets_go_of_what_a_limit_holds_back(workers: int, tmp_path: Path) -> None:
+    small_input(tmp_path, 50)
+    config(tmp_path)
+    words = (f"workers={workers}", "requests_per_minute=4", "num_samples_in_parallel=20")
+    process = start(tmp_path, *words)  # all twenty would take five minutes
+    deadline = time.monotonic() + PATIENCE
+    while not (tmp_path / "out.jsonl").exists() or not results(tmp_path / "out.jsonl"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.terminate()
+    said = process.communicate(timeout=60)
+    assert process.returncode == 3, said
+    assert failures(tmp_path) == []
+    run(tmp_path)
+    assert_exactly_once(tmp_path / "out.jsonl", expected_keys(50))
+
+
+def test_a_signal_while_the_finished_file_is_checked_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_input(tmp_path, 3)
+    config(tmp_path)
+    monkeypatch.setattr(collector, "verify", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(collector.Interrupted):
+        run(tmp_path)
+    assert signal.getsignal(signal.SIGTERM) == before
+    monkeypatch.undo()
+    assert run(tmp_path).missing == 0
+
+
+def test_a_worker_whose_collector_is_gone_ends_without_a_word(tmp_path: Path) -> None:
+    config(tmp_path)
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        worker = subprocess.run(
+            [sys.executable, "-m", "rollbook.collect.worker"],
+            input=frame(collector.encode_settings(settings(tmp_path))),
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            timeout=PATIENCE,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (worker.returncode, worker.stderr) == (0, b"")

@@ -42,7 +42,12 @@ def tool_use(task: str) -> list[dict[str, Any]]:
             "summary": [],
             "content": [{"type": "reasoning_text", "text": f"think {task}"}],
         },
-        {"type": "function_call", "call_id": "c1", "name": "calculator", "arguments": '{"expression": "2+2"}'},
+        {
+            "type": "function_call",
+            "call_id": "c1",
+            "name": "calculator",
+            "arguments": '{"expression": "2+2"}',
+        },
         {"type": "function_call_output", "call_id": "c1", "output": "4"},
         message("It is 4."),
     ]

@@ -9,8 +9,9 @@ from typing import Any
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}"
-    "{{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>"
-    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{{ message.content }}{% for call in message.tool_calls or [] %}"
+    "<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -89,5 +90,7 @@ def write_config(directory: Path, **changes: Any) -> Path:
             place = place.setdefault(part, {})
         place[last] = value
     path = directory / "config.yaml"
-    path.write_text("# what we train\n" + json.dumps({"runtime_info": {"input": settings, "output": {}}}, indent=1))
+    path.write_text(
+        "# what we train\n" + json.dumps({"runtime_info": {"input": settings, "output": {}}}, indent=1)
+    )
     return path

@@ -116,7 +116,9 @@ def test_values_of_a_training_loop(value: Any, plain: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [NAN, INF, -INF, np.float32("nan"), np.float64("inf"), np.array(NAN), TorchLike([INF])], ids=str
+    "value",
+    [NAN, INF, -INF, np.float32("nan"), np.float64("inf"), np.array(NAN), TorchLike([INF])],
+    ids=lambda value: type(value).__name__,
 )
 def test_a_number_that_is_not_finite_is_null_and_listed(value: Any) -> None:
     nonfinite: list[str] = []

@@ -122,7 +122,7 @@ def test_an_agent_that_is_not_there() -> None:
     settings = load_settings([*LEAST, "agents.aa.env.name=arithmetic"])
     with pytest.raises(UsageError, match=r"agent_name 'a' is not among .*; did you mean 'aa'\?"):
         _ = settings.agent
-    with pytest.raises(UsageError, match="there are: none"):
+    with pytest.raises(UsageError, match="no agents are given: there is no rollbook.yaml"):
         _ = load_settings(LEAST).agent
 
 
@@ -166,5 +166,5 @@ def test_durations(text: str, value: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "5", "h", "1..5s", "3h50", "-1s", "1 h", "٣s"])
 def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a duration; write it like 3h50m"):
+    with pytest.raises(UsageError, match="is not a duration; write"):
         seconds(text)

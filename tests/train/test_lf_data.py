@@ -165,7 +165,7 @@ def test_text_that_its_parser_would_take_for_a_call_is_refused() -> None:
 def test_a_call_that_is_no_json_is_an_error_with_its_line() -> None:
     turns = [{"from": "human", "value": "go"}, {"from": "function_call", "value": "run()"}]
     row = Row(json.dumps({"conversations": turns}).encode(), Path("t.jsonl"), 7)
-    with pytest.raises(BadLineError, match=r"t\.jsonl:7: is not a sharegpt row"):
+    with pytest.raises(BadLineError, match=r"t\.jsonl:7: cannot be read as sharegpt"):
         conversation_of(row)
 
 

@@ -20,7 +20,7 @@ from rollbook.train.sampling import epoch_order, rows_of_epoch
 from rollbook.train.schedule import learning_rate
 from rollbook.train.settings import TrainingSettings
 from rollbook.train.trainer_files import TrainerFiles, new_state
-from tiny_model import LLAMA
+from tiny_model import LLAMA, write_config
 
 SETTINGS = TrainingSettings(output_dir="x", learning_rate=0.01)
 
@@ -145,3 +145,20 @@ def test_an_epoch_sees_everything_by_weight_and_is_the_same_for_the_same_seed() 
     rows = rows_of_epoch(order, lengths, capacity=40, packed=True, seed=3, epoch=1)
     assert sorted(number for row in rows for number in row) == sorted(order.tolist())
     assert all(sum(lengths[number] for number in row) <= 40 for row in rows)
+
+
+def test_a_run_whose_gradients_burst_says_so_and_keeps_its_weights(tmp_path: Path) -> None:
+    from rollbook.train.settings import load_settings
+    from rollbook.train.sft import train
+
+    config = write_config(
+        tmp_path, training__max_steps=4, training__learning_rate=1e30, training__warmup_steps=1, data__eval=[]
+    )
+    said: list[str] = []
+    train(load_settings(config), tmp_path / "artifacts", resume=False, say=said.append)
+    assert sum(line.startswith("NOT FINITE: step ") for line in said) == 3
+    output = tmp_path / "artifacts/model/demo"
+    lines = [json.loads(line) for line in (output / "trainer_log.jsonl").read_text().splitlines()]
+    assert [line.get("nonfinite") for line in lines[1:4]] == [["grad_norm"]] * 3
+    assert len((output / "alerts.jsonl").read_text().splitlines()) == 3
+    assert json.loads((output / "trainer_state.json").read_text())["nonfinite_steps"] == 3

@@ -112,15 +112,7 @@ async def _collect(
     executor = await _executor(settings)
     began(plan)
     tally = Tally(files.output, plan.expected, done.count, settings.prices)
-    sink = ResultSink(
-        files,
-        prepared.output,
-        done.entries,
-        tally,
-        max_failure_rate=settings.max_failure_rate,
-        min_samples=settings.min_samples,
-        say=say,
-    )
+    sink = _sink(settings, files, prepared, tally, say)
     concurrency = Concurrency(settings.num_samples_in_parallel, adaptive=settings.adaptive)
     scheduler = Scheduler(plan.items(done.flags), executor, sink, concurrency, settings.retry)
     drain = _Drain(scheduler, sink)
@@ -159,9 +151,7 @@ async def _collect(
     try:
         report("running")
         with _drain_on_signals(drain, say):
-            if settings.stop_after is not None:
-                timer = partial(drain, f"stop_after={settings.stop_after} is over")
-                asyncio.get_running_loop().call_later(seconds(settings.stop_after), timer)
+            _drain_later(drain, settings.stop_after)
             await _until_done(scheduler, background)
             winding_down = True
             return await wind_down()
@@ -170,6 +160,30 @@ async def _collect(
             with suppress(WriteError):  # the first error says more than those it brings about
                 await wind_down()
         raise
+
+
+def _sink(
+    settings: CollectSettings,
+    files: CollectionFiles,
+    prepared: Prepared,
+    tally: Tally,
+    say: Callable[[str], None],
+) -> ResultSink:
+    return ResultSink(
+        files,
+        prepared.output,
+        prepared.done.entries,
+        tally,
+        max_failure_rate=settings.max_failure_rate,
+        min_samples=settings.min_samples,
+        say=say,
+    )
+
+
+def _drain_later(drain: _Drain, stop_after: str | None) -> None:
+    if stop_after is not None:
+        timer = partial(drain, f"stop_after={stop_after} is over")
+        asyncio.get_running_loop().call_later(seconds(stop_after), timer)
 
 
 async def _until_done(scheduler: Scheduler, background: list[asyncio.Task[None]]) -> None:

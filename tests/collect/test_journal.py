@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from collecting import config, keys, row, run, small_input, write_rows
 from rollbook.collect.journal import Done, Journal, find_done
 from rollbook.collect.plan import Plan
-from rollbook.collect.rows import key_of
 from rollbook.errors import BadLineError
+from rollbook.records.row_keys import key_of
 
 
 class Files:

@@ -19,10 +19,10 @@ import numpy as np
 import orjson
 
 from rollbook.collect.plan import Flags, Plan
-from rollbook.collect.rows import KEY, ROLLOUT_INDEX, TASK_INDEX, key_of
 from rollbook.errors import BadLineError, WriteError
 from rollbook.records.jsonl import Line, check_line, read_blocks, read_lines
 from rollbook.records.rollout_stats import RunningMean
+from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX, key_of
 
 _ENTRY = np.dtype([("row", "<u4"), ("repeat", "<u4"), ("end", "<u8")])
 _NOTHING = np.empty(0, dtype=_ENTRY)

@@ -19,9 +19,10 @@ import msgspec
 import numpy as np
 import orjson
 
-from rollbook.collect.rows import Item, content_id
+from rollbook.collect.rows import Item
 from rollbook.errors import UsageError
 from rollbook.records.jsonl import Line, read_blocks, read_lines
+from rollbook.records.row_keys import content_id
 
 ID_KEYS = ("task_id", "id")
 _SHOWN_ERRORS = 20
@@ -276,7 +277,7 @@ def _is_utf8(block: bytes) -> bool:
 
 def _task_id(row: _Row, line: bytes) -> str:
     given = row.task_id if row.task_id is not None else row.id
-    return content_id(line) if given is None else str(given)
+    return content_id(orjson.loads(line)) if given is None else str(given)
 
 
 def _problem(path: Path, line: Line, error: Exception) -> str:

@@ -7,7 +7,6 @@ scan of prefixes can tell what is done without parsing a row.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -20,10 +19,8 @@ from rollbook.envs.base import Task
 from rollbook.policies.base import Completion, FailureKind
 from rollbook.policies.conversion import from_chat, to_chat
 from rollbook.records.plain import encode, to_plain
+from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX, key_of
 
-KEY = "_rb_key"
-TASK_INDEX = "_ng_task_index"
-ROLLOUT_INDEX = "_ng_rollout_index"
 _OWN_FIELDS = frozenset({KEY, TASK_INDEX, ROLLOUT_INDEX, "responses_create_params", "response", "reward"})
 
 
@@ -52,18 +49,6 @@ class Outcome(msgspec.Struct):
     status: int | None = None
     retry_after: float | None = None
     not_sent: bool = False  # let go of by a drain before anything was asked: neither done nor failed
-
-
-def key_of(task_id: str, repeat: int) -> str:
-    return f"{task_id}#{repeat}"
-
-
-def content_id(line: bytes) -> str:
-    """The name of a row that has none: a hash of its content, whatever the order of its keys."""
-    row = orjson.loads(line)
-    named = {key: value for key, value in row.items() if not key.startswith("_ng_")}
-    canonical = orjson.dumps(named, option=orjson.OPT_SORT_KEYS)
-    return "row-" + hashlib.blake2b(canonical, digest_size=10).hexdigest()
 
 
 def make_task(item: Item, overrides: Mapping[str, Any], *, add_seed: bool) -> Task:

@@ -16,9 +16,10 @@ from rollbook.collect.journal import Entries, Journal
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.progress import Tally
 from rollbook.collect.retry import Attempts
-from rollbook.collect.rows import KEY, ROLLOUT_INDEX, TASK_INDEX, Item, Outcome, key_of
+from rollbook.collect.rows import Item, Outcome
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.plain import encode, utc_now
+from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX, key_of
 
 _COMMIT_EVERY_S = 0.05
 

@@ -34,8 +34,7 @@ def input_id(row: Mapping[str, Any]) -> str:
     for name in ("task_id", "id"):
         if row.get(name) is not None:
             return str(row[name])
-    named = {key: value for key, value in row.items() if not key.startswith("_ng_")}
-    return _hash_of(named)
+    return content_id(row)
 
 
 def task_of(row: Mapping[str, Any]) -> str:
@@ -53,9 +52,7 @@ def task_of(row: Mapping[str, Any]) -> str:
 
 def content_id(task: Mapping[str, Any]) -> str:
     """The name a collection gives to a task without one: a hash of all it says, in any order of keys."""
-    named = {key: value for key, value in task.items() if not key.startswith("_ng_")}
-    canonical = orjson.dumps(named, option=orjson.OPT_SORT_KEYS)
-    return "row-" + hashlib.blake2b(canonical, digest_size=10).hexdigest()
+    return _hash_of({key: value for key, value in task.items() if not key.startswith("_ng_")})
 
 
 def repeat_of(row: Mapping[str, Any]) -> int | None:

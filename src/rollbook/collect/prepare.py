@@ -7,6 +7,7 @@ The input is checked row by row, the output compared with what it was collected 
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from rollbook.collect.own_tasks import count_tasks, write_tasks
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.plan import Plan
 from rollbook.collect.settings import CollectSettings
-from rollbook.envs.agents import describe_agent, make_tasks
+from rollbook.envs.agents import describe_agent, import_policy, make_tasks
 from rollbook.errors import LockedError, UsageError
 from rollbook.records.jsonl import JsonlWriter
 
@@ -44,7 +45,12 @@ class Outlook(msgspec.Struct):
 def prepare(settings: CollectSettings, files: CollectionFiles, opened: ExitStack) -> Prepared:
     _refuse_output(settings, files)
     old = read_manifest(files.manifest)
-    plan = Plan(_input(settings, files), limit=settings.limit, repeats=settings.num_repeats)
+    plan = Plan(
+        _input(settings, files),
+        limit=settings.limit,
+        repeats=settings.num_repeats,
+        meanwhile=partial(import_policy, settings.agent.policy or {}),
+    )
     manifest, same_input = _compare(settings, files, plan, old)
     output = opened.enter_context(JsonlWriter(files.output, check=False))
     if read_manifest(files.manifest) != old:

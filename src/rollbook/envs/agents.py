@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from itertools import islice
 from typing import Any, Literal
 
@@ -81,6 +82,12 @@ def build_agent(
     factory = environment_factory(name, settings)
     built = build_policy(policy)
     return EnvironmentAgent(factory, wrap_policy(built) if wrap_policy else built, max_turns=max_turns)
+
+
+def import_policy(policy: Mapping[str, Any]) -> None:
+    """Import now what `build_policy` will need: a client for HTTP takes its time."""
+    if policy.get("kind", "openai") == "openai":
+        import_module("rollbook.policies.http")
 
 
 def build_policy(policy: Mapping[str, Any]) -> Policy:

@@ -18,7 +18,6 @@ from rollbook.policies.conversion import (
     responses_tools,
     to_chat,
 )
-from rollbook.policies.http import Endpoint, bearer, checked_url
 
 # What decoding an answer that is JSON of another shape can raise.
 _OTHER_SHAPE = (msgspec.MsgspecError, IndexError, KeyError, TypeError, AttributeError, RecursionError)
@@ -112,6 +111,9 @@ class OpenAIPolicy:
             )
         path = "/chat/completions" if self._by_chat else "/responses"
         key = f"{where}.api_key_env"
+        # Not at the top of the file: those who only describe a policy need no HTTP, which is long to import.
+        from rollbook.policies.http import Endpoint, bearer, checked_url
+
         self._endpoint = Endpoint(
             checked_url(settings.base_url, f"{where}.base_url") + path,
             headers={**settings.headers, **bearer(settings.api_key_env, key)},

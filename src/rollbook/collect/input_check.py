@@ -1,0 +1,236 @@
+"""Every row of an input checked before anything is sent, by all cores where the file is large.
+
+One pass finds every malformed row, where each row begins, and a hash of its id. A file of many megabytes is
+cut at line ends: copies of this process (which hash as it does) take a part each and this one takes the rest,
+so that the first of a million rows is on its way a second after the command was typed.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import pickle
+import sys
+from array import array
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import orjson
+
+from rollbook.errors import UsageError
+from rollbook.records.jsonl import Line, read_blocks, read_lines
+from rollbook.records.row_keys import content_id
+
+_SHOWN_ERRORS = 20
+_LARGE = 32 << 20
+_MOST_PARTS = 4
+
+
+class _Items(msgspec.Struct, array_like=True, gc=False):
+    """An array whose items are checked to be JSON and skipped: keeping them takes three times as long."""
+
+
+class _Params(msgspec.Struct, gc=False):
+    input: str | _Items
+
+
+class InputRow(msgspec.Struct, gc=False):
+    responses_create_params: _Params
+    task_id: str | int | None = None
+    id: str | int | None = None
+
+    @property
+    def is_named(self) -> bool:
+        return self.task_id is not None or self.id is not None
+
+
+_decoder = msgspec.json.Decoder(InputRow)
+decode_row, _decode_rows = _decoder.decode, _decoder.decode_lines
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+_MALFORMED = (msgspec.MsgspecError, orjson.JSONDecodeError, RecursionError)
+
+
+class Part(NamedTuple):
+    """What a pass over a part of the file found; line numbers count from the part's first line."""
+
+    starts: array[int]
+    hashes: array[int]
+    problems: list[tuple[int, str]]
+    lines: int
+
+
+class InputCheck:
+    """A check that begins at once; the copies work on while this process does something else first."""
+
+    def __init__(self, path: Path, limit: int | None) -> None:
+        self._path = path
+        *others, (start, end) = _parts(path) if limit is None else [(0, None)]
+        self._others = [_in_a_copy(partial(check_part, path, *place)) for place in others]
+        self._own = partial(check_part, path, start, end, limit)
+
+    def result(self) -> tuple[array[int], array[int]]:
+        """Where each row begins, and the hash of its id, good within this process."""
+        own = self._own()
+        parts = [*(other() for other in self._others), own]
+        starts, hashes, problems, number = array("q"), array("q"), [], 1
+        for part in parts:
+            problems += [f"{self._path}:{number + line}: {text}" for line, text in part.problems]
+            starts += part.starts
+            hashes += part.hashes
+            number += part.lines
+        if problems:
+            raise UsageError(all_problems(problems))
+        if not starts:
+            raise UsageError(f"{self._path} has no rows")
+        return starts, hashes
+
+
+def check_part(path: Path, start: int = 0, end: int | None = None, limit: int | None = None) -> Part:
+    found = Part(array("q"), array("q"), [], 0)
+    lines = 0
+    for offset, block in _blocks(path, start, end):
+        ends = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n"))
+        if not _take_block(found, offset, block, ends):
+            _take_lines(found, path, offset, len(block), lines, limit)
+        lines += len(ends)
+        if limit is not None and len(found.starts) >= limit:
+            del found.starts[limit:], found.hashes[limit:]
+            break
+    return found._replace(lines=lines)
+
+
+def _take_block(found: Part, start: int, block: bytes, ends: Ints) -> bool:
+    """The usual case, a block of good rows, without a loop over lines; False when it is not."""
+    data = np.frombuffer(block, dtype=np.uint8)
+    # The decoder takes any white space between rows and within them. Where all newlines stand between
+    # `}` and `{` they stand between rows, and as many rows as lines are one a line.
+    if block[-1:] != b"\n" or block[:1] != b"{" or np.any(data[ends - 1] != ord("}")):
+        return False
+    if np.any(data[ends[:-1] + 1] != ord("{")) or not _is_utf8(block):
+        return False
+    try:
+        rows = _decode_rows(block)
+    except _MALFORMED:
+        return False
+    if len(rows) != len(ends):
+        return False
+    found.starts.append(start)
+    found.starts.frombytes((ends[:-1].astype(np.int64) + (start + 1)).tobytes())
+    names = [row.id if row.task_id is None else row.task_id for row in rows]
+    if None in names:
+        pieces = block.split(b"\n")
+        found.hashes.extend([hash(task_id(row, line)) for row, line in zip(rows, pieces, strict=False)])
+    else:
+        hashes = np.fromiter(map(hash, map(str, names)), dtype=np.int64, count=len(names))
+        found.hashes.frombytes(hashes.tobytes())
+    return True
+
+
+def _take_lines(found: Part, path: Path, start: int, length: int, before: int, limit: int | None) -> None:
+    """The same for a block with something odd in it: blank lines, bad rows, no last newline."""
+    for line in read_lines(path, start=start, end=start + length, number=before, accept_tail=True):
+        if not line.data or line.data.isspace():
+            continue
+        if limit is not None and len(found.starts) >= limit:
+            return
+        try:
+            orjson.loads(line.data)
+            row = decode_row(line.data)
+        except _MALFORMED as error:
+            found.problems.append((line.number, _problem(path, line, error)))
+            continue
+        found.starts.append(line.start)
+        found.hashes.append(hash(task_id(row, line.data)))
+
+
+def _parts(path: Path) -> list[tuple[int, int | None]]:
+    """Where to cut: the last part, for this process with all else it has to do, is half of the others'."""
+    size = path.stat().st_size if path.is_file() else 0
+    count = min(len(os.sched_getaffinity(0)), _MOST_PARTS) if sys.platform == "linux" else 1
+    if size < _LARGE or count < 2:
+        return [(0, None)]
+    cuts = [_line_start(path, size * 2 * number // (2 * count - 1)) for number in range(count)]
+    return list(zip(cuts, [*cuts[1:], None], strict=True))
+
+
+def _line_start(path: Path, offset: int) -> int:
+    """The start of the first line that begins at this byte or after it."""
+    if offset == 0:
+        return 0
+    with path.open("rb") as file:
+        file.seek(offset - 1)
+        return offset - 1 + len(file.readline())
+
+
+def _in_a_copy(work: Callable[[], Part]) -> Callable[[], Part]:
+    """Begin in a forked copy of this process; the result, once asked for.
+
+    The copy runs nothing but decoders and numpy, so no lock that another thread held can stop it. Should it
+    be killed, or meet an error, the work is done here, and an error raised here.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with os.fdopen(writer, "wb") as pipe:
+                pickle.dump(work(), pipe)
+        finally:
+            os._exit(0)
+    os.close(writer)
+
+    def result() -> Part:
+        try:
+            with os.fdopen(reader, "rb") as pipe:
+                part: Part = pickle.load(pipe)
+        except (EOFError, pickle.UnpicklingError):
+            part = work()
+        os.waitpid(pid, 0)
+        return part
+
+    return result
+
+
+def _blocks(path: Path, start: int, end: int | None) -> Iterator[tuple[int, bytes]]:
+    try:
+        yield from read_blocks(path, start=start, end=end)
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def unreadable(path: Path, error: OSError) -> UsageError:
+    why = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+    return UsageError(f"{path}: {why} (input_jsonl_fpath)")
+
+
+def _is_utf8(block: bytes) -> bool:
+    """The decoder does not look into fields it skips."""
+    try:
+        block.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def task_id(row: InputRow, line: bytes) -> str:
+    given = row.task_id if row.task_id is not None else row.id
+    return content_id(orjson.loads(line)) if given is None else str(given)
+
+
+def _problem(path: Path, line: Line, error: Exception) -> str:
+    if line.data.startswith(codecs.BOM_UTF8):
+        remove = rf"sed -i '1s/^\xEF\xBB\xBF//' {path}"
+        return f"begins with a byte order mark; remove it: {remove}"
+    text = str(error).replace("`$.", "`").replace("Object missing", "it has no")
+    return f"{text[:1].lower()}{text[1:]}"
+
+
+def all_problems(problems: list[str]) -> str:
+    more = len(problems) - _SHOWN_ERRORS
+    listed = "\n  ".join(problems[:_SHOWN_ERRORS] + ([f"... and {more} more"] if more > 0 else []))
+    count = "1 row" if len(problems) == 1 else f"{len(problems)} rows"
+    return f"{count} of the input cannot be used, so nothing was sent:\n  {listed}"

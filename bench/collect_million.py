@@ -34,7 +34,7 @@ ROWS = 1_000_000
 LEFT_OVER = 1_000  # rows that a resume finds undone
 LINE_BYTES = 2_048
 STARTS = 3
-_JOURNAL_ENTRY = struct.Struct("<IIQ")  # row, repeat, where its line ends
+_JOURNAL_ENTRY = struct.Struct("<IIQdII")  # row, repeat, where its line ends, reward, tokens
 _SAMPLE_EVERY_S = 0.1
 
 
@@ -116,7 +116,7 @@ def write_done_rows(server: Server, rows: Path, directory: Path, count: int) -> 
             data = template.replace(b"sum-0000000", b"sum-%07d" % number)
             file.write(data)
             end += len(data)
-            journal += _JOURNAL_ENTRY.pack(number, 0, end)
+            journal += _JOURNAL_ENTRY.pack(number, 0, end, 1.0, 24, 200)
     return bytes(journal)
 
 

@@ -94,7 +94,7 @@ def test_progress_is_right_after_a_resume(tmp_path: Path) -> None:
     run(tmp_path, "limit=4")
     progress = run(tmp_path)
     assert (progress.done_before, progress.done, progress.missing) == (4, 10, 0)
-    assert (progress.reward_count, progress.output_tokens) == (10, 6)  # of the file, of this session
+    assert (progress.reward_count, progress.output_tokens) == (10, 10)  # of all sessions
     manifest = read_manifest(tmp_path / "out_manifest.json")
     assert manifest is not None and (manifest.sessions, manifest.rows) == (2, 10)
     before = (tmp_path / "out.jsonl").read_bytes()
@@ -260,7 +260,7 @@ def test_a_commit_that_is_cut_short_loses_no_count(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(ResultSink, "commit", slow)
     progress = run(tmp_path)
     assert (progress.status, progress.done) == ("complete", 20)
-    assert (tmp_path / "out_journal.bin").stat().st_size == 16 * 20
+    assert (tmp_path / "out_journal.bin").stat().st_size == 32 * 20
 
 
 def test_failures_are_typed_records_without_rewards(tmp_path: Path) -> None:

@@ -34,7 +34,9 @@ def checked(path: Path) -> tuple[array[int], array[int]] | str:
         return str(error)
 
 
-@hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     lines=st.lists(st.sampled_from([NAMED, NAMED, NAMED, UNNAMED, BAD, b"", b"  ", b"not %d %d"])),
     has_last_newline=st.booleans(),

@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from collecting import config, keys, row, run, small_input, write_rows
-from rollbook.collect.journal import Done, Journal, find_done
+from rollbook.collect.journal import Done, Entry, Journal, find_done
 from rollbook.collect.plan import Plan
 from rollbook.errors import BadLineError
 from rollbook.records.row_keys import key_of
@@ -46,19 +46,19 @@ def files(tmp_path: Path) -> Files:
 def test_a_scan_of_prefixes_finds_what_the_journal_says(files: Files) -> None:
     by_journal, by_scan = files.find(), files.scan()
     assert by_journal.entries.tolist() == by_scan.entries.tolist()
-    assert len(files.journal.read_bytes()) == 16 * 10
+    assert len(files.journal.read_bytes()) == 32 * 10
     assert by_journal.count == 10
 
 
 SPOILED: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda _: b"",
     "torn": lambda data: data[:-7],
-    "behind": lambda data: data[: 16 * 4],
+    "behind": lambda data: data[: 32 * 4],
     "zeros": lambda data: bytes(len(data)),
-    "zeros at the end": lambda data: data[:64] + bytes(len(data) - 64),
-    "of another file": lambda data: data[16:] + data[:16],
+    "zeros at the end": lambda data: data[:128] + bytes(len(data) - 128),
+    "of another file": lambda data: data[32:] + data[:32],
     "noise": lambda data: bytes((number * 37) % 251 for number in range(len(data))),
-    "longer than the file": lambda data: data + b"\1\0\0\0\0\0\0\0" + (10**9).to_bytes(8, "little"),
+    "longer than the file": lambda data: data + b"\1\0\0\0\0\0\0\0" + (10**9).to_bytes(24, "little"),
 }
 
 
@@ -112,11 +112,11 @@ def test_a_full_disk_shortens_the_journal_and_leaves_no_gap(files: Files) -> Non
     real = journal._descriptor
     with Path("/dev/full").open("wb") as full:
         journal._descriptor = full.fileno()
-        journal.append([tuple(entry) for entry in entries[4:6].tolist()])
+        journal.append([Entry(*entry) for entry in entries[4:6].tolist()])
         journal._descriptor = real
-    journal.append([tuple(entry) for entry in entries[6:].tolist()])
+    journal.append([Entry(*entry) for entry in entries[6:].tolist()])
     journal.close()
-    assert files.journal.stat().st_size == 16 * 4
+    assert files.journal.stat().st_size == 32 * 4
     assert files.find().count == 10
 
 
@@ -190,7 +190,7 @@ def test_keys_of_any_text_are_found_again(names: list[str], repeats: int, tmp_pa
     ]
     output.write_bytes(b"".join(line + b"\n" for line in lines))
     scanned = find_done(output, journal, plan, same_input=False)
-    assert [(row, repeat) for row, repeat, _ in scanned.entries.tolist()] == wanted
+    assert [(row, repeat) for row, repeat, *_ in scanned.entries.tolist()] == wanted
     Journal(journal, scanned.entries[:-1]).close()
-    assert find_done(output, journal, plan, same_input=True).entries.tolist() == scanned.entries.tolist()
+    assert find_done(output, journal, plan, same_input=True).entries.tobytes() == scanned.entries.tobytes()
     journal.unlink()

@@ -30,7 +30,6 @@ from collecting import (
     write_rows,
 )
 from rollbook.collect import collector
-from rollbook.collect.journal import rewards_of
 from rollbook.collect.wire import frame
 from rollbook.errors import UsageError
 from rollbook.records.jsonl import JsonlWriter
@@ -179,7 +178,25 @@ def test_the_mean_reward_of_a_resumed_collection_is_that_of_the_file(tmp_path: P
         assert (progress.reward_mean, progress.reward_count) == (0.75, 4)
         stored = orjson.loads((tmp_path / "out_progress.json").read_bytes())
         assert stored["reward_count"] == 4
-    assert rewards_of(tmp_path / "out.jsonl").std == pytest.approx(0.4330127)
+        assert stored["reward_std"] == pytest.approx(0.4330127)
+
+
+@pytest.mark.parametrize("has_journal", [True, False])
+def test_tokens_and_cost_are_those_of_all_sessions(has_journal: bool, tmp_path: Path) -> None:
+    small_input(tmp_path, 6)
+    config(tmp_path, {"kind": "scripted", "script": ["so it is 2"]})
+    prices = ("prices.input=10", "prices.output=100")
+    whole = run(tmp_path, *prices)
+    assert whole.output_tokens == 6 * 4
+    (tmp_path / "out.jsonl").unlink()
+    first = run(tmp_path, *prices, "limit=4")
+    assert 0 < first.output_tokens < whole.output_tokens
+    if not has_journal:
+        (tmp_path / "out_journal.bin").unlink()
+    second = run(tmp_path, *prices)
+    assert second.done_before == 4
+    for name in ("input_tokens", "output_tokens", "cost", "reward_mean", "reward_count"):
+        assert getattr(second, name) == getattr(whole, name), name
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -113,15 +113,15 @@ def collection_lines(collection: dict[str, Any]) -> list[str]:
         parts.append(f"{collection['missing']} missing")
     if collection.get("status") == "lost":
         parts.append(f"as last heard at {local_time(collection.get('updated_at'))}")
-    return [f"rollouts:   {', '.join(parts)}", *_session_lines(collection)]
+    return [f"rollouts:   {', '.join(parts)}", *_number_lines(collection)]
 
 
 def price(cost: float) -> str:
     return f"{cost:.2f}" if cost >= 1 else f"{cost:.4f}"
 
 
-def _session_lines(collection: dict[str, Any]) -> list[str]:
-    """Rewards, tokens, cost and failures of this session."""
+def _number_lines(collection: dict[str, Any]) -> list[str]:
+    """Rewards, tokens and cost of all lines, and the failures of the last session."""
     lines = []
     if collection.get("reward_mean") is not None:
         count = collection.get("reward_count")

@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 
 from rollbook.collect.executor import Executor, LocalExecutor
-from rollbook.collect.journal import find_done, rewards_of
+from rollbook.collect.journal import find_done
 from rollbook.collect.limits import Concurrency, ThrottledPolicy
 from rollbook.collect.manifest import write_manifest
 from rollbook.collect.order import put_in_order
@@ -71,22 +71,10 @@ def collect(
         write_manifest(files.manifest, prepared.manifest)
         prepared.output.close()
         if progress.missing == 0:
-            _finish(settings, files, prepared, progress)
+            verify(files, prepared.plan)
+            if settings.ordered:
+                put_in_order(files, prepared.plan)
     return progress
-
-
-def _finish(
-    settings: CollectSettings, files: CollectionFiles, prepared: Prepared, progress: Progress
-) -> None:
-    """Check the complete file, put it in order if asked, and say what all its sessions came to."""
-    verify(files, prepared.plan)
-    if settings.ordered:
-        put_in_order(files, prepared.plan)
-    if progress.done_before and not prepared.done.unknown:
-        reward = rewards_of(files.output)
-        progress.reward_mean, progress.reward_std = reward.mean, reward.std
-        progress.reward_count = reward.count
-        write_progress(files.progress, progress)
 
 
 def look_ahead(settings: CollectSettings) -> Outlook:
@@ -111,7 +99,7 @@ async def _collect(
     plan, done = prepared.plan, prepared.done
     executor = await _executor(settings)
     began(plan)
-    tally = Tally(files.output, plan.expected, done.count, settings.prices)
+    tally = Tally(files.output, plan.expected, done, settings.prices)
     sink = _sink(settings, files, prepared, tally, say)
     concurrency = Concurrency(settings.num_samples_in_parallel, adaptive=settings.adaptive)
     scheduler = Scheduler(plan.items(done.flags), executor, sink, concurrency, settings.retry)

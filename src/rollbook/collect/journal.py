@@ -1,10 +1,10 @@
 """What is already done, known within seconds for a million rows.
 
 The output file is the only truth: a row counts as done when its complete line is there. The journal beside
-it is a shortcut, 16 bytes a line (row, repeat, where the line ends), appended after the lines are on the
-disk; it may be deleted at any time. On resume the journal is believed up to its last entry that fits the
-file and bears its row's key there, and the lines behind it are found by their prefixes alone, without
-parsing a row.
+it is a shortcut, 32 bytes a line (row, repeat, where the line ends, reward, tokens), appended after the lines
+are on the disk; it may be deleted at any time. On resume the journal is believed up to its last entry that
+fits the file and bears its row's key there, and the lines behind it are found by their prefixes alone,
+without parsing a row.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import re
 from array import array
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import orjson
@@ -24,18 +24,47 @@ from rollbook.records.jsonl import Line, check_line, read_blocks, read_lines
 from rollbook.records.rollout_stats import RunningMean
 from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX, key_of
 
-_ENTRY = np.dtype([("row", "<u4"), ("repeat", "<u4"), ("end", "<u8")])
+_ENTRY = np.dtype(
+    [
+        ("row", "<u4"),
+        ("repeat", "<u4"),
+        ("end", "<u8"),
+        ("reward", "<f8"),  # NaN where there is none
+        ("input_tokens", "<u4"),
+        ("output_tokens", "<u4"),
+    ]
+)
 _NOTHING = np.empty(0, dtype=_ENTRY)
 _NO_ROW = 0xFFFFFFFF  # a line that the plan of its time did not know; a later one may
 _OPENING = b'{"' + KEY.encode() + b'":"'
-_PREFIX = re.compile(rb'\{"' + KEY.encode() + rb'":("(?:[^"\\]|\\.)*")')
-_REWARD = re.compile(
-    rb'\{"%b":"(?:[^"\\]|\\.)*","%b":[^,]*,"%b":\d+,"reward":(-?[0-9][0-9.eE+-]*),'
+_PREFIX = re.compile(
+    rb'\{"%b":("(?:[^"\\]|\\.)*")(?:,"%b":[^,]*,"%b":\d+,"reward":(-?[0-9][0-9.eE+-]*),)?'
     % (KEY.encode(), TASK_INDEX.encode(), ROLLOUT_INDEX.encode())
 )
+_USAGE_OPENING = b'"usage":{"input_tokens":'
+_USAGE = re.compile(rb'"usage":\{"input_tokens":(\d+),(?:"[a-z_]+":\{[^{}]*\},)?"output_tokens":(\d+)')
 _SCAN_BLOCK = 8 << 20
 
 Entries = np.ndarray[Any, np.dtype[Any]]
+
+
+class Entry(NamedTuple):
+    """A line that is on the disk."""
+
+    row: int
+    repeat: int
+    end: int
+    reward: float
+    input_tokens: int
+    output_tokens: int
+
+
+class Totals(NamedTuple):
+    """What the lines of a file come to."""
+
+    reward: RunningMean
+    input_tokens: int = 0
+    output_tokens: int = 0
 
 
 class Journal:
@@ -50,7 +79,7 @@ class Journal:
             raise WriteError(f"{path}: cannot be written: {error.strerror or error}") from error
         self._is_whole = True
 
-    def append(self, entries: list[tuple[int, int, int]]) -> None:
+    def append(self, entries: list[Entry]) -> None:
         """A full disk ends the journal for this session: it may be short, but never have a gap."""
         data = np.array(entries, dtype=_ENTRY).tobytes()
         if self._is_whole:
@@ -75,6 +104,17 @@ class Done:
     def count(self) -> int:
         return int(np.count_nonzero(self.flags))
 
+    def totals(self) -> Totals:
+        """Of the lines that are planned."""
+        rows, repeats = self.flags.shape
+        planned = self.entries[(self.entries["row"] < rows) & (self.entries["repeat"] < repeats)]
+        rewards = planned["reward"][np.isfinite(planned["reward"])]
+        reward = (
+            RunningMean(len(rewards), float(rewards.mean()), float(rewards.std())) if len(rewards) else None
+        )
+        tokens = (int(planned[name].sum(dtype=np.int64)) for name in ("input_tokens", "output_tokens"))
+        return Totals(reward or RunningMean(), *tokens)
+
 
 def find_done(output: Path, journal: Path, plan: Plan, *, same_input: bool) -> Done:
     """Which items of the plan have their line in the output.
@@ -93,18 +133,6 @@ def find_done(output: Path, journal: Path, plan: Plan, *, same_input: bool) -> D
     _refuse_duplicates(output, places, inside)
     flags.reshape(-1)[places] = True
     return Done(flags, entries, int(np.count_nonzero(~planned)))
-
-
-def rewards_of(output: Path) -> RunningMean:
-    """The mean reward of all lines: it stands at the beginning of each, and is found without parsing."""
-    rewards = RunningMean()
-    for _, block in read_blocks(output, size=_SCAN_BLOCK):
-        position = 0
-        while position < len(block):
-            if match := _REWARD.match(block, position):
-                rewards.add(float(match[1]))
-            position = block.find(b"\n", position) + 1 or len(block)
-    return rewards
 
 
 def _believable(journal: Path, output: Path, plan: Plan) -> Entries:
@@ -141,17 +169,20 @@ def _believable(journal: Path, output: Path, plan: Plan) -> Entries:
 def _scan(output: Path, start: int, plan: Plan) -> Entries:
     """The lines from `start` on, by their keys."""
     hashes, repeats, ends = array("q"), array("q"), array("q")
+    rewards, tokens = array("d"), array("q")
     for offset, block in read_blocks(output, start=start, size=_SCAN_BLOCK):
         position, before = 0, len(ends)
         while (newline := block.find(b"\n", position)) >= 0:
             match = _PREFIX.match(block, position, newline)
             key = _parted(match[1]) if match else None
-            if key is None or block[newline - 1] != ord("}"):
+            if match is None or key is None or block[newline - 1] != ord("}"):
                 _refuse_line(output, offset + position, block[position:newline])
             name, repeat = key
             hashes.append(hash(name))
             repeats.append(repeat)
             ends.append(offset + newline + 1)
+            rewards.append(float(match[2] or "nan"))
+            tokens.extend(_tokens(block, match.end(), newline))
             position = newline + 1
         # A record inside another is rare and legal, two glued together are not: only parsing can tell.
         if block.count(_OPENING, 0, position) != len(ends) - before:
@@ -163,7 +194,16 @@ def _scan(output: Path, start: int, plan: Plan) -> Entries:
     entries["row"] = np.where(is_known, rows, _NO_ROW)
     entries["repeat"] = np.where(is_known, of_rows, 0)
     entries["end"] = ends
+    entries["reward"] = rewards
+    entries["input_tokens"], entries["output_tokens"] = np.asarray(tokens, dtype=np.int64).reshape(-1, 2).T
     return entries
+
+
+def _tokens(block: bytes, start: int, end: int) -> tuple[int, int]:
+    """The tokens a line says it took; 0 where it does not."""
+    place = block.rfind(_USAGE_OPENING, start, end)
+    match = _USAGE.match(block, place, end) if place >= 0 else None
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def _parted(key: bytes) -> tuple[str, int] | None:

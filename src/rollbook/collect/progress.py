@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 import orjson
 
+from rollbook.collect.journal import Done
 from rollbook.collect.rows import Outcome
 from rollbook.errors import BadFileError
 from rollbook.records.atomic import write_atomic
 from rollbook.records.plain import utc_now
-from rollbook.records.rollout_stats import RunningMean
 
 _RATE_WINDOW_S = 60.0
 _LATENCIES_KEPT = 2000
@@ -49,10 +49,10 @@ class Progress(msgspec.Struct, kw_only=True):
     rate_per_s: float  # over the last minute
     eta_s: float | None
     elapsed_s: float
-    input_tokens: int  # of this session
+    input_tokens: int  # of the lines on the disk, as are cost and reward
     output_tokens: int
     cost: float | None
-    reward_mean: float | None  # of this session; of the whole file once it is complete
+    reward_mean: float | None
     reward_std: float | None
     reward_count: int
     failures: dict[str, int]  # by kind, this session, retried ones included
@@ -69,12 +69,11 @@ class Progress(msgspec.Struct, kw_only=True):
 class Tally:
     """Counts outcomes; makes a Progress of them."""
 
-    def __init__(self, output: Path, expected: int, done_before: int, prices: Prices | None) -> None:
-        self.expected, self.done_before = expected, done_before
+    def __init__(self, output: Path, expected: int, done: Done, prices: Prices | None) -> None:
+        self.expected, self.done_before = expected, done.count
         self.finished = self.given_up = 0
-        self.reward = RunningMean()
         self.failures: Counter[str] = Counter()
-        self.input_tokens = self.output_tokens = 0
+        self.reward, self.input_tokens, self.output_tokens = done.totals()
         self._output = output
         self._prices = prices
         self._started = time.monotonic()

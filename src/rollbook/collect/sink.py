@@ -8,11 +8,12 @@ made durable by the same commits. The slot a rollout held is free long before.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 import orjson
 
-from rollbook.collect.journal import Entries, Journal
+from rollbook.collect.journal import Entries, Entry, Journal
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.progress import Tally
 from rollbook.collect.retry import Attempts
@@ -98,7 +99,7 @@ class ResultSink:
         await asyncio.to_thread(self._output.wait, self._uncommitted[-1][1])
         # Taken out only now: whoever cancels the wait leaves them to the next commit.
         batch, self._uncommitted = self._uncommitted[:count], self._uncommitted[count:]
-        self._journal.append([(outcome.row, outcome.repeat, end) for outcome, end in batch])
+        self._journal.append([_entry(outcome, end) for outcome, end in batch])
         for outcome, _ in batch:
             self.tally.add(outcome)
 
@@ -117,3 +118,8 @@ class ResultSink:
                 f"{self.tally.given_up} of {tried} rollouts failed, more than max_failure_rate="
                 f"{self._max_failure_rate}; the first reasons stand above and in the failures file"
             )
+
+
+def _entry(outcome: Outcome, end: int) -> Entry:
+    reward = math.nan if outcome.reward is None else outcome.reward
+    return Entry(outcome.row, outcome.repeat, end, reward, outcome.input_tokens, outcome.output_tokens)

@@ -22,10 +22,11 @@ _GOOD_FROM = 0.5  # an all-equal group counts as all good from this reward on
 class RunningMean:
     """Mean, spread and range of a stream (Welford)."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean = 0.0
-        self._squares = 0.0
+    def __init__(self, count: int = 0, mean: float = 0.0, std: float = 0.0) -> None:
+        """A stream may go on where another one, of which this much is known, has ended."""
+        self.count = count
+        self.mean = mean
+        self._squares = std * std * count
         self.low, self.high = math.inf, -math.inf
 
     def add(self, value: float) -> None:

@@ -247,3 +247,18 @@ def test_a_worker_whose_collector_is_gone_ends_without_a_word(tmp_path: Path) ->
     finally:
         os.close(writing)
     assert (worker.returncode, worker.stderr) == (0, b"")
+
+
+def test_two_outputs_that_differ_in_their_ending_alone_do_not_share_a_manifest(tmp_path: Path) -> None:
+    small_input(tmp_path, 3)
+    config(tmp_path)
+    run(tmp_path)
+    before = (tmp_path / "out_manifest.json").read_bytes()
+    with pytest.raises(UsageError, match=r"out_manifest\.json belongs to out\.jsonl"):
+        run(tmp_path, f"output_jsonl_fpath={tmp_path / 'out.json'}")
+    assert (tmp_path / "out_manifest.json").read_bytes() == before
+    assert not (tmp_path / "out.json").exists()
+    for name in ("out", "out_manifest", "out_journal", "out_progress"):  # whoever moves all may go on
+        for path in tmp_path.glob(f"{name}.*"):
+            path.rename(path.with_name(path.name.replace("out", "moved", 1)))
+    assert run(tmp_path, f"output_jsonl_fpath={tmp_path / 'moved.jsonl'}").done_before == 3

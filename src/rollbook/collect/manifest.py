@@ -27,6 +27,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     schema_version: int = SCHEMA_VERSION
     created_at: str = msgspec.field(default_factory=utc_now)
     updated_at: str = msgspec.field(default_factory=utc_now)
+    output: str = ""  # the file's name
     input: str
     input_sha256: str
     input_bytes: int

@@ -43,8 +43,7 @@ class Outlook(msgspec.Struct):
 
 
 def prepare(settings: CollectSettings, files: CollectionFiles, opened: ExitStack) -> Prepared:
-    _refuse_output(settings, files)
-    old = read_manifest(files.manifest)
+    old = _last_manifest(settings, files)
     plan = Plan(
         _input(settings, files),
         limit=settings.limit,
@@ -62,17 +61,26 @@ def prepare(settings: CollectSettings, files: CollectionFiles, opened: ExitStack
     return Prepared(plan, done, manifest, output)
 
 
-def _refuse_output(settings: CollectSettings, files: CollectionFiles) -> None:
+def _last_manifest(settings: CollectSettings, files: CollectionFiles) -> Manifest | None:
+    """That of the session before, if any; an output that cannot be written or resumed is refused."""
     if not files.output.name or (files.output.exists() and not files.output.is_file()):
         raise UsageError(f"output_jsonl_fpath={files.output} is not a file; write it like rollouts.jsonl")
+    old = read_manifest(files.manifest)
     if _has_results(files) and settings.resume == "never":
         raise UsageError(
             f"{files.output} exists; choose another output_jsonl_fpath or resume it with --resume=if-possible"
         )
-    if _has_results(files) and not files.manifest.exists() and settings.resume != "always":
+    if _has_results(files) and old is None and settings.resume != "always":
         raise UsageError(
             f"{files.output} has no manifest beside it, so it cannot be resumed; choose another output"
         )
+    other = files.output.with_name(old.output or files.output.name) if old else files.output
+    if other != files.output and other.exists():  # rollouts.json beside rollouts.jsonl
+        raise UsageError(
+            f"{files.manifest} belongs to {other.name}, and {files.output.name} would share it; "
+            "choose an output_jsonl_fpath that differs before its ending"
+        )
+    return old
 
 
 def _compare(
@@ -88,6 +96,7 @@ def _compare(
     if settings.input_jsonl_fpath is None:
         meaning["seed"] = settings.seed
     manifest = Manifest(
+        output=files.output.name,
         input=str(plan.path),
         input_sha256=plan.sha256,
         input_bytes=plan.bytes,
@@ -130,7 +139,7 @@ def _limit_of_own_tasks(settings: CollectSettings) -> int:
 
 def outlook(settings: CollectSettings, files: CollectionFiles) -> Outlook:
     """How much there is to do; refuses what `prepare` would refuse."""
-    _refuse_output(settings, files)
+    old = _last_manifest(settings, files)
     own, path = None, settings.input_jsonl_fpath
     if path is None:
         own = _limit_of_own_tasks(settings) * settings.num_repeats
@@ -138,7 +147,7 @@ def outlook(settings: CollectSettings, files: CollectionFiles) -> Outlook:
         if not (_has_results(files) and files.tasks.exists()):
             return Outlook(str(files.output), own, 0, own)
     plan = Plan(Path(path or files.tasks), limit=settings.limit, repeats=settings.num_repeats)
-    _, same_input = _compare(settings, files, plan, read_manifest(files.manifest))
+    _, same_input = _compare(settings, files, plan, old)
     done = find_done(files.output, files.journal, plan, same_input=same_input).count
     planned = own or plan.expected
     return Outlook(str(files.output), planned, done, planned - done)

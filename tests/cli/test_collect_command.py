@@ -124,6 +124,9 @@ def test_a_finished_collection_in_the_history(terminal: Terminal, tmp_path: Path
     (data,) = orjson.loads((archive / "data.json").read_bytes())
     assert data["sha256"] == manifest["input_sha256"]
     assert "orjson" in orjson.loads((archive / "versions.json").read_bytes())["packages"]
+    heading, line = terminal("history").splitlines()[:2]
+    assert heading.split()[-2:] == ["rollouts", "reward"]  # and no loss, steps or checkpoint, which none has
+    assert line.split()[-2:] == ["8/8", "1"]
 
 
 def test_how_collections_end(terminal: Terminal, tmp_path: Path) -> None:

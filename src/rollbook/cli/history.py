@@ -121,10 +121,13 @@ def _row(record: RunRecord) -> dict[str, Any]:
     return {
         "id": record.id,
         "status": record.status,
+        "kind": record.kind or "-",
         "started": local_time(record.started_at),
         "took": duration(record.duration_s),
         "steps": metrics.get("steps", "-"),
         "loss": number(metrics.get("last_loss")),
+        "rollouts": f"{metrics['ok']}/{metrics.get('expected')}" if "ok" in metrics else "-",
+        "reward": number(metrics.get("reward_mean")),
         "checkpoint": (record.checkpoint or {}).get("step", "-"),
         "git": sha or "-",
         "note": record.notes[-1].text if record.notes else (record.reason or ""),
@@ -142,10 +145,12 @@ def _print_table(records: list[RunRecord]) -> None:
         return
     rows = [_row(record) for record in records]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in rows[0]:
+    # What no run has is left out: a history of trainings has no rollouts, one of collections no loss.
+    shown = [name for name in rows[0] if any(row[name] not in ("-", "") for row in rows)]
+    for name in shown:
         table.add_column(name, no_wrap=name != "note", overflow="fold")
     for row in rows:
-        cells = [Text(printable(str(value))) for value in row.values()]
+        cells = [Text(printable(str(row[name]))) for name in shown]
         cells[1].stylize(STYLES.get(str(row["status"]), ""))
         table.add_row(*cells)
     console().print(table)

@@ -112,7 +112,7 @@ def test_hostile_text_reaches_the_grader_whole() -> None:
 
 def test_wrong_settings_are_refused_with_the_nearest_name() -> None:
     for settings, said in (
-        ({"grader": "exakt"}, "env.grader"),
+        ({"grader": "exakt"}, "env.grader 'exakt' is not known; there are: exact, contains, number, regex"),
         ({"patern": "x"}, "did you mean 'pattern'"),
         ({"pattern": "(open"}, "env.pattern"),
         ({"tolerance": -1}, "tolerance"),

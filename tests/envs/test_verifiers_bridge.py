@@ -74,7 +74,8 @@ def doubles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     name = f"doubles_{abs(hash(tmp_path)) % 10**8}"
     classic = hasattr(importlib.import_module("verifiers"), "load_environment")
     (tmp_path / f"{name}.py").write_text(CLASSIC if classic else TASKSET)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the working directory is added to it
+    monkeypatch.chdir(tmp_path)
     return name
 
 
@@ -123,16 +124,35 @@ def test_rows_of_its_dataset_are_played_and_graded_by_it(doubles: str) -> None:
 
 
 @needs_verifiers
-def test_an_endpoint_that_fails_is_a_failure_not_a_zero(doubles: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, FailureKind.INVALID_REQUEST),
+        (404, FailureKind.INVALID_REQUEST),
+        (429, FailureKind.RATE_LIMIT),
+        (500, FailureKind.SERVER_ERROR),
+    ],
+)
+def test_an_endpoint_that_refuses_is_a_failure_of_that_kind_and_not_a_zero(
+    status: int, kind: FailureKind, doubles: str
+) -> None:
     env = {"name": f"verifiers:{doubles}", **settings_of(1)}
 
     async def play() -> None:
-        async with serving(Told({"error": {"message": "no"}}, status=500)) as url:
+        async with serving(Told({"error": {"message": "no"}}, status=status)) as url:
             await _run(url, env, list(make_tasks(env, 1)))
 
     with pytest.raises(RolloutFailure) as caught:
         asyncio.run(play())
-    assert caught.value.kind is FailureKind.SERVER_ERROR
+    assert (caught.value.kind, caught.value.status) == (kind, status)
+
+
+@needs_verifiers
+def test_an_endpoint_that_is_not_there_is_worth_another_try(doubles: str) -> None:
+    env = {"name": f"verifiers:{doubles}", **settings_of(1)}
+    with pytest.raises(RolloutFailure) as caught:
+        asyncio.run(_run("http://127.0.0.1:1/v1", env, list(make_tasks(env, 1))))
+    assert caught.value.kind in (FailureKind.CONNECT, FailureKind.SERVER_ERROR)
 
 
 @needs_verifiers

@@ -97,6 +97,25 @@ def test_instructions_and_plain_text_become_messages() -> None:
     assert developer == [{"role": "system", "content": "be brief"}]
 
 
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        ([{"role": "user", "content": "a"}, 5], r"item 1 of the messages is 5; write it like \{"),
+        ([None], "item 0 of the messages is None"),
+        ([{"role": "user", "content": [7]}], "a part of a message is 7; write it like"),
+    ],
+)
+def test_what_is_no_message_is_named_by_its_place(items: list[Any], said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        to_chat(items)
+
+
+def test_an_extra_body_that_is_no_json_is_named() -> None:
+    with pytest.raises(ValueError, match=r"metadata\.extra_body is no JSON"):
+        chat_params({"metadata": {"extra_body": "{top_k: 5}"}})
+    assert extra_body({"metadata": "of another shape"}) == {}
+
+
 def test_items_without_a_place_in_chat_leave_no_empty_message() -> None:
     items = [
         {"type": "message", "role": "user", "content": "find it"},

@@ -76,6 +76,11 @@ def test_chat_answer_with_everything_is_read() -> None:
     assert (usage.cached_tokens, usage.reasoning_tokens) == (1, 1)
 
 
+def test_a_refusal_is_what_was_said() -> None:
+    completion = ask(Told(chat_answer(content=None, refusal="I will not.")))
+    assert completion.message["content"] == "I will not."
+
+
 def test_chat_request_speaks_chat() -> None:
     server = Told(chat_answer("4"))
     params = {
@@ -365,6 +370,17 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_base_url_that_is_none_is_refused_at_once(url: str) -> None:
     with pytest.raises(UsageError, match=r"policy\.base_url"):
         OpenAIPolicy(OpenAISettings(base_url=url, model="m"))
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+@pytest.mark.parametrize(
+    "asked", [{"tools": ["calculator"]}, {"params": {"metadata": {"extra_body": "{top_k: 5}"}}}]
+)
+def test_parameters_of_another_shape_are_an_invalid_request(asked: dict[str, Any], api: str) -> None:
+    server = Told(chat_answer("4"))
+    with pytest.raises(RolloutFailure, match="the row's parameters make no request") as caught:
+        ask(server, Request(QUESTION, **asked), api=api)
+    assert (caught.value.kind, server.asked) == (FailureKind.INVALID_REQUEST, [])
 
 
 def test_a_request_that_is_not_json_is_invalid() -> None:

@@ -114,7 +114,8 @@ def _stay(settings: CollectSettings, job: Job, as_json: bool) -> None:
     if as_json:
         print_json(progress)
     else:
-        print(_summary(progress, CollectionFiles(Path(settings.output_jsonl_fpath)).failures))
+        failures = CollectionFiles(Path(settings.output_jsonl_fpath)).failures
+        print(_summary(progress, failures, ordered=settings.ordered))
     sys.exit(code)
 
 
@@ -170,7 +171,7 @@ def _say(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def _summary(progress: Progress, failures: Path) -> str:
+def _summary(progress: Progress, failures: Path, *, ordered: bool) -> str:
     reward = (
         f", mean reward {number(progress.reward_mean)} of {progress.reward_count}"
         if progress.reward_count
@@ -184,6 +185,8 @@ def _summary(progress: Progress, failures: Path) -> str:
         kinds = ", ".join(f"{kind} {count}" for kind, count in progress.failures.items())
         where = f"; those given up stand in {failures}" if progress.failed else ""
         lines.append(f"failures by kind: {kinds}{where}")
+    if progress.missing and ordered:
+        lines.append("not in input order yet: that waits until nothing is missing")
     if progress.missing:
         lines.append((f"{progress.reason}; " if progress.reason else "") + "type the same command to go on")
     return "\n".join(lines)

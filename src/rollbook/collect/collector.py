@@ -55,12 +55,13 @@ def collect(
     `began` is called once nothing is refused any more: everything is checked, and the output is locked.
     """
     files = CollectionFiles(Path(settings.output_jsonl_fpath))
+    tried: list[LocalExecutor] = []
     with ExitStack() as opened:
-        prepared = prepare(settings, files, opened)
+        prepared = prepare(settings, files, opened, lambda: tried.append(local_executor(settings)))
         if prepared.done.unknown:
             say(f"{prepared.done.unknown} lines of {files.output} belong to no planned rollout; they stay")
         with _event_loop() as runner:
-            progress: Progress = runner.run(_collect(settings, files, prepared, show, say, began))
+            progress: Progress = runner.run(_collect(settings, files, prepared, tried[0], show, say, began))
         opened.enter_context(_term_interrupts())
         prepared.manifest.coverage = {
             "expected": progress.expected,
@@ -79,25 +80,21 @@ def collect(
 
 def look_ahead(settings: CollectSettings) -> Outlook:
     """Check everything that is checked before the first request; sends nothing and touches no file."""
-    with _event_loop() as runner:
-        runner.run(_try_agent(settings))
+    local_executor(settings)
     return outlook(settings, CollectionFiles(Path(settings.output_jsonl_fpath)))
-
-
-async def _try_agent(settings: CollectSettings) -> None:
-    await local_executor(settings).close()
 
 
 async def _collect(
     settings: CollectSettings,
     files: CollectionFiles,
     prepared: Prepared,
+    tried: LocalExecutor,
     show: Show,
     say: Callable[[str], None],
     began: Callable[[Plan], None],
 ) -> Progress:
     plan, done = prepared.plan, prepared.done
-    executor = await _executor(settings)
+    executor = await _executor(settings, tried)
     began(plan)
     tally = Tally(files.output, plan.expected, done, settings.prices)
     sink = _sink(settings, files, prepared, tally, say)
@@ -259,17 +256,18 @@ def _term_interrupts() -> Any:
         signal.signal(signal.SIGTERM, before)
 
 
-async def _executor(settings: CollectSettings) -> Executor:
+async def _executor(settings: CollectSettings, tried: LocalExecutor) -> Executor:
+    """`tried` shows that the settings can work; other processes build executors of their own."""
+    if settings.engine == "local" and settings.workers == 1:
+        return tried
+    await tried.close()
     if settings.engine == "ray":
         from rollbook.collect.ray_engine import RayExecutor
 
         return await RayExecutor.start(settings)
-    if settings.workers > 1:
-        from rollbook.collect.worker_pool import WorkerPool
+    from rollbook.collect.worker_pool import WorkerPool
 
-        await _try_agent(settings)  # settings that cannot work are refused here, once
-        return await WorkerPool.start(settings)
-    return local_executor(settings)
+    return await WorkerPool.start(settings)
 
 
 def local_executor(settings: CollectSettings, share: int = 1) -> LocalExecutor:

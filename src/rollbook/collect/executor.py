@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from rollbook.collect.limits import NotSent
 from rollbook.collect.rows import Item, Outcome, make_task, output_line
 from rollbook.envs.agent import Agent
+from rollbook.envs.base import Task
 from rollbook.policies.base import FailureKind, RolloutFailure
 
 
@@ -47,7 +48,7 @@ class LocalExecutor:
         started = time.monotonic()
         outcome = Outcome(item.row, item.repeat)
         try:
-            task = make_task(item, self._overrides, add_seed=self._add_seed)
+            task = self._task(item)
             episode = await self._agent.run(task)
             outcome.line = output_line(item, task, episode)
         except RolloutFailure as failure:
@@ -65,6 +66,13 @@ class LocalExecutor:
             outcome.stop_reason = episode.stop_reason
         outcome.seconds = time.monotonic() - started
         return outcome
+
+    def _task(self, item: Item) -> Task:
+        try:
+            return make_task(item, self._overrides, add_seed=self._add_seed)
+        except (TypeError, ValueError, AttributeError) as error:  # messages of another shape than the API's
+            why = f"the row makes no request ({type(error).__name__}: {error})"
+            raise RolloutFailure(FailureKind.INVALID_REQUEST, why) from error
 
     async def close(self) -> None:
         await self._agent.close()

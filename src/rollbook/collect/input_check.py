@@ -34,8 +34,15 @@ class _Items(msgspec.Struct, array_like=True, gc=False):
     """An array whose items are checked to be JSON and skipped: keeping them takes three times as long."""
 
 
+class _Object(msgspec.Struct, gc=False):
+    """The same for an object."""
+
+
 class _Params(msgspec.Struct, gc=False):
     input: str | _Items
+    instructions: str | None = None
+    tools: _Items | None = None
+    metadata: _Object | None = None
 
 
 class InputRow(msgspec.Struct, gc=False):

@@ -3,7 +3,7 @@
 The number of rollouts in flight grows by one for every round of successes and halves when the server pushes
 back, at most once for the requests that were already on their way (TCP's rule, for TCP's reason). Requests
 and tokens a minute are buckets that fill steadily; tokens are settled after the fact, because nobody knows
-them before.
+them before: until the first answer the length of the request stands for them, then the usual of late.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from rollbook.policies.base import Completion, FailureKind, Policy, Request
 
 _PUSH_BACK = frozenset({FailureKind.RATE_LIMIT, FailureKind.SERVER_ERROR, FailureKind.TIMEOUT})
 _BURST_SECONDS = 1.0
+_CHARACTERS_A_TOKEN = 4
 
 
 class Concurrency:
@@ -81,7 +82,7 @@ class ThrottledPolicy:
 
     async def act(self, request: Request) -> Completion:
         waits = [self._requests.take(1) if self._requests else 0.0]
-        guess = self._usual_tokens
+        guess = self._usual_tokens or _rough_tokens(request)
         waits.append(self._tokens.take(guess) if self._tokens else 0.0)
         if (wait := max(waits)) > 0:
             await self._wait_turn(wait, request)
@@ -89,7 +90,7 @@ class ThrottledPolicy:
         used = completion.usage.input_tokens + completion.usage.output_tokens
         if self._tokens is not None:
             self._tokens.take(used - guess)
-        self._usual_tokens += 0.1 * (used - self._usual_tokens) if guess else used
+        self._usual_tokens += 0.1 * (used - self._usual_tokens) if self._usual_tokens else used
         return completion
 
     async def close(self) -> None:
@@ -106,3 +107,10 @@ class ThrottledPolicy:
         except TimeoutError:
             return
         raise NotSent
+
+
+def _rough_tokens(request: Request) -> float:
+    """Four characters a token, and as much for the answer as it may take."""
+    asked = sum(len(str(message.get("content") or "")) for message in request.messages) / _CHARACTERS_A_TOKEN
+    most = request.params.get("max_output_tokens")
+    return asked + (most if isinstance(most, int | float) else 0)

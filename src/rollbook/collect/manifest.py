@@ -45,6 +45,10 @@ def read_manifest(path: Path) -> Manifest | None:
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise BadFileError(
+            path, f"cannot be read: {error.strerror or error}; choose another output"
+        ) from error
     except msgspec.MsgspecError as error:
         raise BadFileError(path, f"not a manifest ({error}); restore it or choose another output") from error
 

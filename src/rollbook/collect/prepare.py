@@ -6,6 +6,7 @@ The input is checked row by row, the output compared with what it was collected 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -42,7 +43,10 @@ class Outlook(msgspec.Struct):
     missing: int
 
 
-def prepare(settings: CollectSettings, files: CollectionFiles, opened: ExitStack) -> Prepared:
+def prepare(
+    settings: CollectSettings, files: CollectionFiles, opened: ExitStack, try_agent: Callable[[], None]
+) -> Prepared:
+    """`try_agent` is called once the input is checked, while there is no file of this collection yet."""
     old = _last_manifest(settings, files)
     plan = Plan(
         _input(settings, files),
@@ -51,6 +55,7 @@ def prepare(settings: CollectSettings, files: CollectionFiles, opened: ExitStack
         meanwhile=partial(import_policy, settings.agent.policy or {}),
     )
     manifest, same_input = _compare(settings, files, plan, old)
+    try_agent()
     output = opened.enter_context(JsonlWriter(files.output, check=False))
     if read_manifest(files.manifest) != old:
         raise LockedError(f"{files.output}: another collector was at work meanwhile; type the command again")

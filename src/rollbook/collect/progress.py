@@ -6,6 +6,7 @@ them, can read it while the collection runs or after it was killed.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import socket
@@ -32,6 +33,10 @@ class Prices(msgspec.Struct, kw_only=True, frozen=True):
 
     input: float
     output: float
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.input < math.inf and 0 <= self.output < math.inf):
+            raise ValueError("prices are not below 0")
 
 
 class Progress(msgspec.Struct, kw_only=True):

@@ -58,9 +58,6 @@ class RayExecutor:
 
     @classmethod
     async def start(cls, settings: CollectSettings) -> RayExecutor:
-        from rollbook.collect.collector import local_executor
-
-        await local_executor(settings).close()  # settings that cannot work are refused before Ray is started
         ray = _import_ray()
         owns_ray = not ray.is_initialized()
         if owns_ray:

@@ -104,7 +104,7 @@ def _metrics(episode: Episode) -> dict[str, Any]:
 
 def _response(task: Task, episode: Episode) -> dict[str, Any]:
     usage = episode.usage
-    truncated = episode.stop_reason in ("length", "max_turns")
+    truncated = episode.stop_reason in ("length", "max_turns", "content_filter")
     last = episode.completions[-1] if episode.completions else None
     return {
         "id": (last.id if last else None) or f"resp_{task.id}_{task.repeat}",

@@ -17,11 +17,12 @@ import msgspec
 from rollbook.collect.progress import Prices
 from rollbook.collect.retry import RetrySettings
 from rollbook.errors import UsageError
-from rollbook.runs.settings import merge, parse_words, read_yaml, refuse_unknown, typed
+from rollbook.runs.settings import merge, parse_words, read_yaml, typed
 
 DEFAULT_FILE = Path("rollbook.yaml")
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([dhms])")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_TEXTS = ("agent_name", "input_jsonl_fpath", "output_jsonl_fpath")
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 Resume = Literal["never", "if-possible", "always"]
 
@@ -99,16 +100,36 @@ def load_settings(words: Sequence[str], *, config: Path | None = None) -> Collec
     if words and "=" not in words[0]:
         values = merge(values, read_yaml(Path(words[0])))
         words = words[1:]
-    values = merge(values, parse_words(words))
+    values = merge(values, parse_words(words)) | _texts(words)
     if isinstance(values.get("stop_after"), int | float):
         values["stop_after"] = str(values["stop_after"])  # `90` in YAML: as wrong as "90", and told so
     for name in ("agent_name", "output_jsonl_fpath"):
         if values.get(name) is None:
             raise UsageError(f"{name} is missing; add {name}=...")
-    for name, agent in (values.get("agents") or {}).items():
-        if isinstance(agent, Mapping):
-            refuse_unknown(agent, AgentSettings, f"agents.{name}")
+    values["agents"] = _agents(values.get("agents") or {})
     return typed(values, CollectSettings)
+
+
+def _texts(words: Sequence[str]) -> dict[str, str]:
+    """Names and paths as they were typed: `agent_name=2026-01-01` is no date."""
+    typed_in = dict(word.lstrip("+").split("=", 1) for word in words)
+    texts = {name: typed_in[name] for name in _TEXTS if typed_in.get(name) not in (None, "null")}
+    for name, text in texts.items():
+        if not text:  # a shell variable that is not set
+            raise UsageError(f"{name} is empty; give it a value, or leave it out")
+    return texts
+
+
+def _agents(agents: Any) -> dict[str, Any]:
+    """By their names, which YAML may take for numbers; each is checked, so that errors name it."""
+    shape = "write agents: {my_agent: {env: {name: ...}, policy: {kind: ...}}}"
+    if not isinstance(agents, Mapping):
+        raise UsageError(f"agents: must be a mapping of names, not {type(agents).__name__}; {shape}")
+    for name, agent in agents.items():
+        if not isinstance(agent, Mapping):
+            raise UsageError(f"agents.{name}: must be an env and a policy, not {agent!r}; {shape}")
+        typed(agent, AgentSettings, f"agents.{name}")
+    return {str(name): agent for name, agent in agents.items()}
 
 
 def seconds(duration: str) -> float:

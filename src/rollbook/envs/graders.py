@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -42,6 +42,8 @@ class GraderSettings(msgspec.Struct, kw_only=True):
 
 
 def make_grader(values: Mapping[str, Any]) -> Grader:
+    if (grader := values.get("grader", "exact")) not in get_args(Kind):
+        raise UsageError(f"env.grader {grader!r} is not known; there are: {', '.join(get_args(Kind))}")
     settings = typed(values, GraderSettings, "env")
     _check(settings)
     return Grader(settings)

@@ -94,8 +94,7 @@ def load_module(place: str, where: str) -> ModuleType:
     try:
         if place.endswith(".py"):
             return _from_file(Path(place), where)
-        if (here := str(Path.cwd())) not in sys.path:
-            sys.path.append(here)  # as `python` itself would; last, so that it hides nothing installed
+        look_here_too()
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         raise UsageError(
@@ -107,6 +106,12 @@ def load_module(place: str, where: str) -> ModuleType:
         raise
     except (Exception, SystemExit) as error:
         raise UsageError(f"{where}: importing {place} failed: {what_and_where(error)}") from error
+
+
+def look_here_too() -> None:
+    """Find modules in the working directory, as `python` does; last, so that it hides nothing installed."""
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
 
 
 def _from_file(path: Path, where: str) -> ModuleType:

@@ -12,18 +12,24 @@ import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
+import json
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from rollbook.envs.agent import Episode, steps_of
 from rollbook.envs.base import Task
+from rollbook.envs.registry import look_here_too
 from rollbook.errors import UsageError
 from rollbook.policies.base import FailureKind, Message, RolloutFailure, Usage
 from rollbook.policies.conversion import chat_params
-from rollbook.policies.http import bearer, checked_url, kind_of_status
+from rollbook.policies.http import bearer, checked_url, kind_of_status, said
 from rollbook.policies.openai import OpenAISettings
 
 PREFIX = "verifiers:"
+# Names of the openai client's errors that come without a status.
+_CLIENT_ERRORS = {"APITimeoutError": FailureKind.TIMEOUT, "APIConnectionError": FailureKind.CONNECT}
 ROW_KEY = "verifiers_task"  # where a row of ours holds the package's own
 
 
@@ -83,12 +89,15 @@ class _Loaded(Protocol):
 
 
 def _load(name: str, settings: Mapping[str, Any]) -> _Loaded:
+    # The bars of datasets are drawn with carriage returns, also into a log; who wants them sets it to 0.
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     try:
         package = importlib.import_module("verifiers")
     except ModuleNotFoundError:
         raise UsageError(
             f"env.name '{PREFIX}{name}' needs the package verifiers; type: pip install verifiers"
         ) from None
+    look_here_too()
     try:
         if hasattr(package, "load_environment") and _is_classic(name):
             return _Classic(package.load_environment(name, **settings))
@@ -208,10 +217,16 @@ class _Classic:
                 timeout=policy.total_timeout_s or 3600.0,
             )
             self._client = importlib.import_module("verifiers.clients").resolve_client(config)
-        output = await self._env.run_rollout(row, self._client, policy.model, sampling)
+        try:
+            output = await self._env.run_rollout(row, self._client, policy.model, sampling)
+        except Exception as error:
+            if not isinstance(status := getattr(error, "status_code", None), int):
+                raise
+            raise RolloutFailure(
+                kind_of_status(status), f"verifiers: {said(error)}", status=status
+            ) from error
         if output.get("error"):
-            error = output["error"]
-            raise RolloutFailure(_kind_of(error["error"]), f"verifiers: {error['error_chain_str']}")
+            raise _classic_failure(output["error"])
         usage = output.get("token_usage") or {}
         reply = [_plain_message(message) for message in output.get("completion") or []]
         reward = float(output["reward"])
@@ -227,6 +242,7 @@ class _Classic:
                 output_tokens=int(usage.get("output_tokens") or 0),
             ),
             model=policy.model,
+            tools=[_tool(tool) for tool in output.get("tool_defs") or []],
         )
 
     async def close(self) -> None:
@@ -259,7 +275,7 @@ def _from_traces(episode: Any) -> Episode:
             cached_tokens=(used.cached_input_tokens or 0) if used else 0,
         ),
         model=trace.calls[-1].model if trace.calls else None,
-        tools=[tool.model_dump(exclude_none=True) for tool in trace.tools],
+        tools=[_tool(tool) for tool in trace.tools],
     )
 
 
@@ -274,21 +290,35 @@ def _trace_failure(episode: Any) -> RolloutFailure:
     return RolloutFailure(kind, f"verifiers: {error.type}: {error.message}", status=error.status_code)
 
 
-def _kind_of(error: str) -> FailureKind:
-    """The classic interface names the class of an error only."""
-    return FailureKind.SERVER_ERROR if "Model" in error else FailureKind.ENVIRONMENT
+def _classic_failure(error: Mapping[str, Any]) -> RolloutFailure:
+    """The classic interface tells of an error by the names and words of its causes only."""
+    chain = str(error.get("error_chain_repr") or error["error_chain_str"])
+    if code := re.search(r"Error code: (\d{3})\b", chain):
+        status = int(code[1])
+        return RolloutFailure(kind_of_status(status), f"verifiers: {chain}", status=status)
+    named = (kind for name, kind in _CLIENT_ERRORS.items() if name in chain)
+    kind = next(named, FailureKind.SERVER_ERROR if "Model" in error["error"] else FailureKind.ENVIRONMENT)
+    return RolloutFailure(kind, f"verifiers: {chain}")
 
 
 def _plain_message(message: Any) -> Message:
     """A chat message as everywhere else: tool calls nested, nothing that is None."""
     given = message if isinstance(message, dict) else message.model_dump(exclude_none=True)
     plain = {key: value for key, value in given.items() if value is not None}
-    calls = plain.get("tool_calls")
-    if calls:
-        plain["tool_calls"] = [call if "function" in call else _nested(call) for call in calls]
+    if calls := plain.get("tool_calls"):
+        plain["tool_calls"] = [_nested(call) for call in calls]
     return plain
 
 
-def _nested(call: dict[str, Any]) -> dict[str, Any]:
-    function = {"name": call.get("name"), "arguments": call.get("arguments")}
-    return {"id": call.get("id"), "type": "function", "function": function}
+def _nested(call: str | dict[str, Any]) -> dict[str, Any]:
+    """A tool call in chat's form; the classic interface hands finished ones out as JSON text."""
+    given: dict[str, Any] = json.loads(call) if isinstance(call, str) else call
+    if "function" in given:
+        return given
+    function = {"name": given.get("name"), "arguments": given.get("arguments")}
+    return {"id": given.get("id"), "type": "function", "function": function}
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    given = tool if isinstance(tool, dict) else tool.model_dump(exclude_none=True)
+    return {"type": "function", **given}

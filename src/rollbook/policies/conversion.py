@@ -43,6 +43,7 @@ _NOT_CHAT = _NOT_SAMPLING | {
     "text",
     "truncation",
 }
+_ITEM, _PART = '{"role": "user", "content": "..."}', '{"type": "input_text", "text": "..."}'
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"})
 
 
@@ -52,7 +53,9 @@ def to_chat(items: str | Sequence[Mapping[str, Any]], instructions: str | None =
     if isinstance(items, str):
         return [*messages, {"role": "user", "content": items}]
     reasoning = ""
-    for item in items:
+    for place, item in enumerate(items):
+        if type(item) is not dict and not isinstance(item, Mapping):  # the first asks in no time
+            raise TypeError(f"item {place} of the messages is {item!r:.100}; write it like {_ITEM}")
         kind = item.get("type") or "message"
         if kind == "reasoning":
             reasoning += _reasoning_text(item)
@@ -158,8 +161,12 @@ def responses_params(params: Mapping[str, Any]) -> dict[str, Any]:
 
 def extra_body(params: Mapping[str, Any]) -> dict[str, Any]:
     """Engine-specific parameters, which this ecosystem passes as JSON text under `metadata.extra_body`."""
-    text = (params.get("metadata") or {}).get("extra_body")
-    extra = json.loads(text) if isinstance(text, str) else text
+    metadata = params.get("metadata")
+    text = metadata.get("extra_body") if isinstance(metadata, Mapping) else None
+    try:
+        extra = json.loads(text) if isinstance(text, str) else text
+    except ValueError as error:
+        raise ValueError(f"metadata.extra_body is no JSON, {error}: {text!r:.100}") from None
     return extra if isinstance(extra, dict) else {}
 
 
@@ -234,6 +241,8 @@ def _text_or_parts(content: Any) -> Any:
 def _chat_part(part: Any) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
+    if not isinstance(part, Mapping):
+        raise TypeError(f"a part of a message is {part!r:.100}; write it like {_PART}")
     kind = part.get("type")
     if kind in _TEXT_PARTS:
         return {"type": "text", "text": part.get("text") or part.get("refusal") or ""}

@@ -39,6 +39,7 @@ class OpenAISettings(msgspec.Struct, kw_only=True):
 
 class _Message(msgspec.Struct):
     content: str | list[dict[str, Any]] | None = None
+    refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
@@ -123,7 +124,11 @@ class OpenAIPolicy:
         )
 
     async def act(self, request: Request) -> Completion:
-        body = self._chat_body(request) if self._by_chat else self._responses_body(request)
+        try:
+            body = self._chat_body(request) if self._by_chat else self._responses_body(request)
+        except (TypeError, ValueError, AttributeError) as error:  # of another shape than the API's
+            why = f"the row's parameters make no request ({type(error).__name__}: {error})"
+            raise RolloutFailure(FailureKind.INVALID_REQUEST, why) from error
         answer = await self._endpoint.post(body)
         try:
             return _from_chat_answer(answer) if self._by_chat else _from_responses_answer(answer)
@@ -171,7 +176,7 @@ def _from_chat_answer(data: bytes) -> Completion:
     if choice.finish_reason == "error":
         raise RolloutFailure(FailureKind.SERVER_ERROR, "the server answered 200 and finish_reason 'error'")
     said = choice.message
-    message: dict[str, Any] = {"role": "assistant", "content": said.content or ""}
+    message: dict[str, Any] = {"role": "assistant", "content": said.content or said.refusal or ""}
     if reasoning := said.reasoning_content or said.reasoning:
         message["reasoning_content"] = reasoning
     if said.tool_calls:

@@ -79,7 +79,7 @@ def typed(values: Mapping[str, Any], kind: type[S], where: str = "") -> S:
     try:
         return msgspec.convert(dict(values), kind)
     except msgspec.ValidationError as error:
-        raise UsageError(_readable(str(error), where)) from None
+        raise UsageError(_readable(str(error), where) + _choices(str(error), kind)) from None
 
 
 def refuse_unknown(values: Mapping[str, Any], kind: type[msgspec.Struct], where: str = "") -> None:
@@ -102,6 +102,25 @@ def _struct_in(annotation: Any) -> type[msgspec.Struct] | None:
         candidates = list(typing.get_args(annotation))
     found = [item for item in candidates if isinstance(item, type) and issubclass(item, msgspec.Struct)]
     return found[0] if len(found) == 1 else None
+
+
+def _choices(error: str, kind: type[msgspec.Struct]) -> str:
+    """What may stand at the place of a value that is not among the possible ones."""
+    message, _, place = error.partition(" - at `$.")
+    found: Any = kind
+    for name in place.rstrip("`").split("."):
+        of_struct = _struct_in(found)
+        fields = (
+            {field.encode_name: field.type for field in msgspec.structs.fields(of_struct)}
+            if of_struct
+            else {}
+        )
+        found = fields.get(name)
+    candidates = [found, *typing.get_args(found)]
+    literals = [typing.get_args(item) for item in candidates if typing.get_origin(item) is typing.Literal]
+    if not literals or not message.startswith("Invalid enum value"):
+        return ""
+    return f"; choose one of: {', '.join(map(str, literals[0]))}"
 
 
 def _set(target: dict[str, Any], path: list[str], value: Any, word: str) -> None:

@@ -1,0 +1,231 @@
+"""Collections that are refused, in words that say what to type; and what is told of those that are not."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+
+from collecting import (
+    command,
+    config,
+    keys,
+    results,
+    row,
+    run,
+    script,
+    settings,
+    small_input,
+    words,
+    write_rows,
+)
+from fake_servers import Told, chat_answer, serving
+from rollbook.cli.collection_status import progress_of_output, report_of_output
+from rollbook.cli.main import main
+from rollbook.collect.limits import ThrottledPolicy
+from rollbook.errors import RollbookError, UsageError
+from rollbook.policies.base import Completion, Request, Usage
+
+SCRIPTED = {"kind": "scripted", "script": ["2"]}
+
+
+def files_of(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()} - {"in.jsonl", "rollbook.yaml"}
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [
+        {"env": {"name": "dataset", "grader": "fuzzy"}, "policy": SCRIPTED},
+        {
+            "env": {"name": "arithmetic"},
+            "policy": {"base_url": "http://127.0.0.1:1/v1", "model": "m", "api_key_env": "NO_SUCH_VARIABLE"},
+        },
+        {"env": {"name": "arithmetic"}},
+    ],
+    ids=["grader", "key", "policy"],
+)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_refused_agent_leaves_no_files(agent: dict[str, Any], workers: int, tmp_path: Path) -> None:
+    small_input(tmp_path, 2)
+    (tmp_path / "rollbook.yaml").write_text(yaml.safe_dump({"agents": {"a": agent}}))
+    with pytest.raises(UsageError):
+        run(tmp_path, f"workers={workers}")
+    assert files_of(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("agents", "said"),
+    [
+        (["a", "b"], "agents: "),
+        ({"a": 3}, r"agents\.a: "),
+        ({"b": {"env": "arithmetic", "policy": SCRIPTED}, "a": {"env": {}}}, r"agents\.b\.env: "),
+    ],
+)
+def test_agents_of_another_shape_are_refused_by_their_name(agents: Any, said: str, tmp_path: Path) -> None:
+    small_input(tmp_path, 2)
+    (tmp_path / "rollbook.yaml").write_text(yaml.safe_dump({"agents": agents}))
+    with pytest.raises(UsageError, match=said):
+        run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["1", "2026-01-01", "1e3"])
+def test_an_agent_may_be_called_what_yaml_takes_for_something_else(name: str, tmp_path: Path) -> None:
+    small_input(tmp_path, 2)
+    agent = yaml.safe_dump({"env": {"name": "arithmetic"}, "policy": SCRIPTED}, default_flow_style=True)
+    (tmp_path / "rollbook.yaml").write_text(f"agents:\n  {name}: {agent}")
+    assert run(tmp_path, f"agent_name={name}").missing == 0
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("engine=rayy", "engine: .*'rayy'.* local, ray"),
+        ("resume=sometimes", "resume: .*'sometimes'.* never, if-possible, always"),
+        ("agents.a.policy.kind=openai", "policy"),
+        ("prices.input=-1", "prices"),
+    ],
+)
+def test_a_value_that_is_not_among_those_possible(word: str, said: str, tmp_path: Path) -> None:
+    small_input(tmp_path, 2)
+    config(tmp_path)
+    with pytest.raises(UsageError, match=said):
+        run(tmp_path, word, *(["prices.output=1"] if word.startswith("prices") else []))
+
+
+def test_words_may_be_quoted_and_null_is_none(tmp_path: Path) -> None:
+    """As the shell recipes have them: "+input_jsonl_fpath='my tasks.jsonl'", +input_jsonl_fpath=null."""
+    small_input(tmp_path, 2).rename(tmp_path / "my tasks.jsonl")
+    config(tmp_path)
+    assert run(tmp_path, f"+input_jsonl_fpath='{tmp_path}/my tasks.jsonl'", '+agent_name="a"').done == 2
+    assert settings(tmp_path, "+input_jsonl_fpath=null", "limit=3").input_jsonl_fpath is None
+
+
+def test_an_input_that_is_an_empty_word_is_not_taken_for_none(tmp_path: Path) -> None:
+    """`+input_jsonl_fpath=$INPUT` with a variable that is not set must not collect tasks of our own."""
+    config(tmp_path)
+    with pytest.raises(UsageError, match="input_jsonl_fpath is empty"):
+        run(tmp_path, "+input_jsonl_fpath=", "limit=3")
+
+
+def test_an_output_below_a_file_is_refused_in_words(tmp_path: Path) -> None:
+    small_input(tmp_path, 2)
+    config(tmp_path)
+    with pytest.raises(RollbookError, match="Not a directory"):
+        run(tmp_path, f"output_jsonl_fpath={tmp_path / 'in.jsonl' / 'out.jsonl'}")
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"input": "q", "tools": "calculator"},
+        {"input": "q", "metadata": "x"},
+        {"input": "q", "instructions": 3},
+    ],
+)
+def test_parameters_of_another_shape_are_named_by_their_line_before_anything_is_sent(
+    params: dict[str, Any], tmp_path: Path
+) -> None:
+    write_rows(tmp_path / "in.jsonl", [row("t0"), row("t1", responses_create_params=params)])
+    config(tmp_path)
+    with pytest.raises(UsageError, match=r"in\.jsonl:2: "):
+        run(tmp_path)
+    assert files_of(tmp_path) == set()
+
+
+@pytest.mark.parametrize("params", [{"input": [5]}, {"input": [None]}, {"input": "q", "tools": ["x"]}])
+def test_what_only_shows_when_it_is_asked_is_an_invalid_request(
+    params: dict[str, Any], tmp_path: Path
+) -> None:
+    write_rows(tmp_path / "in.jsonl", [row("t0"), row("t1", responses_create_params=params)])
+    policy = {"kind": "openai", "base_url": "http://127.0.0.1:1/v1", "model": "m"}
+    config(tmp_path, policy)
+    assert run(tmp_path, "retry.connect=1").failures == {"connect": 1, "invalid_request": 1}
+
+
+def test_what_was_not_put_in_order_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(tmp_path / "in.jsonl", [row("t0", "fail"), row("t1")])
+    body = "if 'fail' in request.messages[0]['content']:\n    raise ValueError('no')\nreturn '2'"
+    config(tmp_path, script(tmp_path, body))
+    for asked, said in ((["--ordered"], True), ([], False)):
+        with pytest.raises(SystemExit) as ended:
+            main(["collect", *words(tmp_path, "retry.bad_answer=1", *asked)])
+        assert ended.value.code == 3
+        assert ("not in input order yet" in capsys.readouterr().out) is said
+    assert keys(tmp_path / "out.jsonl") == ["t1#0"]
+
+
+@pytest.mark.parametrize("name", ["rollouts.json", "rollouts", "out.jsonl", "rollouts_progress.json"])
+def test_the_status_of_an_output_of_any_ending(name: str, tmp_path: Path) -> None:
+    small_input(tmp_path, 2)
+    config(tmp_path)
+    run(tmp_path, f"output_jsonl_fpath={tmp_path / name.replace('_progress', '')}")
+    progress = progress_of_output(str(tmp_path / name))
+    assert progress is not None
+    assert report_of_output(progress)["status"] == "completed"
+    assert progress_of_output(str(tmp_path / "in")) is None
+
+
+def test_an_answer_that_a_filter_cut_off_is_incomplete(tmp_path: Path) -> None:
+    small_input(tmp_path, 1)
+    answer = chat_answer("2")
+    answer["choices"][0]["finish_reason"] = "content_filter"
+
+    async def collected() -> None:
+        async with serving(Told(answer)) as url:
+            config(tmp_path, {"kind": "openai", "base_url": url, "model": "m"})
+            await asyncio.to_thread(command, tmp_path)
+
+    asyncio.run(collected())
+    (result,) = results(tmp_path / "out.jsonl")
+    assert result["stop_reason"] == "content_filter"
+    assert result["response"]["status"] == "incomplete"
+    assert result["response"]["incomplete_details"] == {"reason": "content_filter"}
+
+
+def test_tokens_a_minute_hold_from_the_first_request_on() -> None:
+    """The first answers are long in coming; until then nobody knows what a request uses."""
+    asked = 0
+
+    class Slow:
+        async def act(self, request: Request) -> Completion:
+            nonlocal asked
+            asked += 1
+            await asyncio.sleep(0.3)
+            return Completion({"role": "assistant", "content": ""}, usage=Usage(900, 100))
+
+        async def close(self) -> None: ...
+
+    async def play() -> None:
+        policy = ThrottledPolicy(Slow(), None, tokens_per_minute=6000)
+        request = Request([{"role": "user", "content": "word " * 900}], params={"max_output_tokens": 100})
+        tasks = [asyncio.ensure_future(policy.act(request)) for _ in range(128)]
+        await asyncio.sleep(0.2)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(play())
+    assert asked <= 2
+
+
+def test_a_judge_is_not_among_what_the_limits_and_prices_count(tmp_path: Path) -> None:
+    """As docs/collect.md says: its tokens stand in the rows, under names of their own."""
+    small_input(tmp_path, 3)
+    used = {"usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}}
+
+    async def collected() -> str:
+        async with serving(Told(chat_answer("VERDICT: CORRECT") | used)) as url:
+            env = {"name": "dataset", "grader": "judge", "judge": {"base_url": url, "model": "j"}}
+            agents = {"agents": {"a": {"env": env, "policy": SCRIPTED}}}
+            (tmp_path / "rollbook.yaml").write_text(yaml.safe_dump(agents))
+            prices = ("prices.input=0", "prices.output=1000000")
+            return (await asyncio.to_thread(command, tmp_path, *prices, "--json")).stdout
+
+    progress = orjson.loads(asyncio.run(collected()))
+    assert (progress["output_tokens"], progress["cost"]) == (3, 3.0)
+    assert [result["judge_output_tokens"] for result in results(tmp_path / "out.jsonl")] == [5, 5, 5]

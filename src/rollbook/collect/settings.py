@@ -111,13 +111,13 @@ def load_settings(words: Sequence[str], *, config: Path | None = None) -> Collec
 
 
 def _texts(words: Sequence[str]) -> dict[str, str]:
-    """Names and paths as they were typed: `agent_name=2026-01-01` is no date."""
+    """Names and paths that YAML takes for something else, as they were typed: no date, no number."""
+    read = parse_words(words)
     typed_in = dict(word.lstrip("+").split("=", 1) for word in words)
-    texts = {name: typed_in[name] for name in _TEXTS if typed_in.get(name) not in (None, "null")}
-    for name, text in texts.items():
-        if not text:  # a shell variable that is not set
+    for name in _TEXTS:
+        if typed_in.get(name) == "":  # a shell variable that is not set
             raise UsageError(f"{name} is empty; give it a value, or leave it out")
-    return texts
+    return {name: typed_in[name] for name in _TEXTS if not isinstance(read.get(name), str | None)}
 
 
 def _agents(agents: Any) -> dict[str, Any]:

@@ -11,7 +11,9 @@ kernel's, of the whole process.
 
 What each side does: `bare` parses the answer and forgets it (`collect_bare.py`); `openai` too, by the client
 library; `verifiers` grades and appends traces to a file that it does not sync; Rollbook plans, grades, keeps
-every rollout durably and exactly once, and checks the finished file against the plan.
+every rollout durably and exactly once, and checks the finished file against the plan. Two sides stand before
+an agent server that answers `/run` at once with a graded response: NeMo Gym's collector (`collect_gym.py`),
+which appends it to a file that it does not sync, and Rollbook by its bridge, which keeps it as ever.
 """
 
 from __future__ import annotations
@@ -40,10 +42,12 @@ from collect_measure import (
 from collect_million import million_section
 from report import markdown_table, provenance, write_section
 from setup_collectors import PYTHON as PEERS_PYTHON
-from setup_collectors import is_ready
+from setup_collectors import is_ready as peers_are_ready
+from setup_gym import PYTHON as GYM_PYTHON
+from setup_gym import is_ready as gym_is_ready
 
 IN_FLIGHT = (64, 256)
-GYM_COLLECTOR = 3853  # rollouts/s of NeMo Gym's collector alone, agent server free, 64 in flight
+GYM, BRIDGE = "NeMo Gym's collector", "rollbook, bridge"
 Case = tuple[str, int]  # side, in flight
 
 
@@ -52,15 +56,16 @@ class Side:
     name: str
     rollouts: int  # fewer for the slow ones, enough that the start does not matter to `steady`
     command: Callable[[Server, Path, Path, int], list[str | Path]]
+    keeps: bool = False  # a line for each in out.jsonl
 
 
 def script(python: str | Path, name: str) -> Callable[[Server, Path, Path, int], list[str | Path]]:
     return lambda server, rows, _, in_flight: [python, HERE / name, server.url, rows, str(in_flight)]
 
 
-def rollbook(*words: str) -> Callable[[Server, Path, Path, int], list[str | Path]]:
+def rollbook(*words: str, agent: str = "bench") -> Callable[[Server, Path, Path, int], list[str | Path]]:
     return lambda server, rows, directory, in_flight: collect_command(
-        server, rows, directory, f"num_samples_in_parallel={in_flight}", *words
+        server, rows, directory, f"num_samples_in_parallel={in_flight}", *words, agent=agent
     )
 
 
@@ -68,8 +73,10 @@ SIDES = (
     Side("bare aiohttp", 40_000, script(sys.executable, "collect_bare.py")),
     Side("openai", 3_000, script(PEERS_PYTHON, "collect_openai.py")),
     Side("verifiers", 2_000, script(PEERS_PYTHON, "collect_verifiers.py")),
-    Side("rollbook", 40_000, rollbook()),
-    Side("rollbook, 2 workers", 40_000, rollbook("workers=2")),
+    Side(GYM, 10_000, script(GYM_PYTHON, "collect_gym.py"), keeps=True),
+    Side(BRIDGE, 40_000, rollbook(agent="bridge"), keeps=True),
+    Side("rollbook", 40_000, rollbook(), keeps=True),
+    Side("rollbook, 2 workers", 40_000, rollbook("workers=2"), keeps=True),
 )
 
 
@@ -79,7 +86,7 @@ def run_once(side: Side, in_flight: int, server: Server, rollouts: int) -> Measu
         rows = write_input(directory / "in.jsonl", rollouts)
         command = side.command(server, rows, directory, in_flight)
         measured = measure(command, server, directory, in_flight=in_flight)
-        kept = count_lines(directory / "out.jsonl") if side.name.startswith("rollbook") else rollouts
+        kept = count_lines(directory / "out.jsonl") if side.keeps else rollouts
     if measured.requests != rollouts or kept != rollouts:
         raise SystemExit(f"{side.name}: {measured.requests} requests, {kept} lines for {rollouts} rollouts")
     return measured
@@ -139,12 +146,14 @@ def speed_table(results: dict[Case, list[Measured]], rollouts: dict[str, int]) -
 def goals_table(results: dict[Case, list[Measured]]) -> str:
     rows = []
     for in_flight in IN_FLIGHT:
-        rate = median(results["rollbook", in_flight], _steady)
-        for what, goal in (
-            ("40 % of the bare loop", 0.4 * median(results["bare aiohttp", in_flight], _steady)),
-            ("30x verifiers", 30 * median(results["verifiers", in_flight], _steady)),
-            (f"ahead of NeMo Gym's collector alone ({GYM_COLLECTOR:,}/s, not run here)", GYM_COLLECTOR),
+        for what, side, times, other in (
+            ("40 % of the bare loop", "rollbook", 0.4, "bare aiohttp"),
+            ("30x verifiers", "rollbook", 30, "verifiers"),
+            ("ahead of NeMo Gym's collector alone", "rollbook", 1, GYM),
+            ("the same, both before an agent server", BRIDGE, 1, GYM),
         ):
+            rate = median(results[side, in_flight], _steady)
+            goal = times * median(results[other, in_flight], _steady)
             verdict = "met" if rate > goal else "MISSED"
             rows.append([f"{what}, {in_flight} in flight", f"{goal:,.0f}/s", f"{rate:,.0f}/s", verdict])
     return markdown_table(["goal for one process", "wanted", "measured", ""], rows)
@@ -153,9 +162,10 @@ def goals_table(results: dict[Case, list[Measured]]) -> str:
 def versions() -> dict[str, str]:
     found = {name: version(name) for name in ("rollbook", "aiohttp", "uvloop")}
     code = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
-    peers = ("openai", "verifiers")
-    printed = subprocess.check_output([PEERS_PYTHON, "-c", code, *peers], text=True).split()
-    return found | dict(zip(peers, printed, strict=True))
+    for python, peers in ((PEERS_PYTHON, ("openai", "verifiers")), (GYM_PYTHON, ("nemo-gym",))):
+        printed = subprocess.check_output([python, "-c", code, *peers], text=True).split()
+        found |= dict(zip(peers, printed, strict=True))
+    return found
 
 
 def speed_section(rounds: int, scale: float) -> str:
@@ -178,8 +188,9 @@ def main() -> None:
         origin = provenance({"rollbook": version("rollbook")}, 1)
         name, body = "collect-million", million_section(scale, origin)
     else:
-        if not is_ready():
-            raise SystemExit("the peers are not installed: run `python bench/setup_collectors.py`")
+        for ready, setup in ((peers_are_ready, "setup_collectors.py"), (gym_is_ready, "setup_gym.py")):
+            if not ready():
+                raise SystemExit(f"the peers are not installed: run `python bench/{setup}`")
         rounds = 1 if arguments.quick else arguments.rounds
         name, body = "collect", f"{speed_section(rounds, scale)}\n\n{NOTES}"
     print(body)
@@ -190,8 +201,12 @@ def main() -> None:
 NOTES = """\
 `bare aiohttp` (on uvloop) and `openai` parse each answer and forget it. `verifiers` is its evaluator in one
 process with a harness that makes its call in that process too (those it ships start a program a rollout);
-it grades and appends traces to a file, without syncing it. Rollbook: environment `arithmetic` with its
-reward, every line on the disk before it counts, exactly once, the finished file checked against the plan.
+it grades and appends traces to a file, without syncing it. *NeMo Gym's collector* is its own command, on the
+same Python as the others (it asks for a newer one), before an agent server that answers `/run` at once with a
+graded response; it appends that to a file, without syncing it; its metrics, an agent server's work, are off.
+*rollbook, bridge* stands before the same server. The other sides of Rollbook: environment `arithmetic` with
+its reward. All of Rollbook's: every line on the disk before it counts, exactly once, the finished file
+checked against the plan.
 *steady*: from the first request to the last, without those still in flight then; *whole*: from the start of
 the process to its end. *CPU ms*: user and system time a rollout, start included, of all its processes. *Peak
 memory*: of the largest process."""

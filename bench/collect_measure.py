@@ -17,18 +17,25 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROLLBOOK = [sys.executable, "-c", "from rollbook.cli.main import main; main()", "collect", "--json"]
-# The policy's base_url names the server, so the config is written anew for each.
+# They name the server, so the config is written anew for each.
 _CONFIG = """\
 agents:
   bench:
     env: {{name: arithmetic}}
     policy: {{kind: openai, base_url: {url}, model: instant}}
+  bridge:
+    env: {{name: gym, url: {agent_url}}}
 """
 
 
 @dataclass(frozen=True)
 class Server:
     url: str
+
+    @property
+    def agent_url(self) -> str:
+        """Where it answers `/run` like an agent server of NeMo Gym."""
+        return self.url.removesuffix("/v1")
 
     def take_stats(self) -> dict[str, float]:
         with urllib.request.urlopen(self.url + "/stats") as response:
@@ -119,14 +126,16 @@ def write_input(path: Path, rows: int, *, first: int = 0) -> Path:
     return path
 
 
-def collect_command(server: Server, rows: Path, directory: Path, *words: str) -> list[str | Path]:
+def collect_command(
+    server: Server, rows: Path, directory: Path, *words: str, agent: str = "bench"
+) -> list[str | Path]:
     """`rollbook collect` of an input into out.jsonl of a directory."""
     config = directory / "rollbook.yaml"
-    config.write_text(_CONFIG.format(url=server.url))
+    config.write_text(_CONFIG.format(url=server.url, agent_url=server.agent_url))
     return [
         *ROLLBOOK,
         f"--config={config}",
-        "agent_name=bench",
+        f"agent_name={agent}",
         f"input_jsonl_fpath={rows}",
         f"output_jsonl_fpath={directory / 'out.jsonl'}",
         *words,

@@ -1,8 +1,10 @@
-"""An OpenAI-compatible server that answers at once, so that a benchmark measures its clients.
+"""A server that answers at once, so that a benchmark measures its clients.
 
-A bare protocol on uvloop that answers every POST with the same bytes: a chat completion of about 200 tokens
-whose last word is a number. It prints its port, and `GET /stats` gives and forgets when the first and the
-last request came, on the machine's monotonic clock, and how many there were.
+A bare protocol on uvloop that answers every POST with the same bytes: to `/run` what an agent server of
+NeMo Gym says, a graded response, and to any other path an OpenAI-compatible chat completion. Both carry the
+same text of about 200 tokens whose last word is a number. It prints its port. `GET /stats` gives and forgets
+when the first and the last request came, on the machine's monotonic clock, and how many there were; any
+other GET gets the configuration in which NeMo Gym's collector looks up where its agent `bench` listens.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from typing import cast
 import uvloop
 
 _PHRASE = "first we add the tens then the ones and carry what is over to the left as usual "
+_TEXT = 11 * _PHRASE + "so the answer is 42"  # 203 words
 
 
 def completion() -> bytes:
-    text = 11 * _PHRASE + "so the answer is 42"  # 203 words
-    message = {"role": "assistant", "content": text, "refusal": None, "tool_calls": None}
+    message = {"role": "assistant", "content": _TEXT, "refusal": None, "tool_calls": None}
     answer = {
         "id": "chatcmpl-0123456789abcdef",
         "object": "chat.completion",
@@ -32,17 +34,58 @@ def completion() -> bytes:
     return json.dumps(answer).encode()
 
 
+def verified() -> bytes:
+    """What `/run` of an agent server returns: the request it made, the response, the reward."""
+    content = {"type": "output_text", "text": _TEXT, "annotations": []}
+    message = {"type": "message", "id": "msg-0", "role": "assistant", "status": "completed"}
+    usage = {
+        "input_tokens": 24,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": 200,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 224,
+    }
+    response = {
+        "id": "resp-0123456789abcdef",
+        "object": "response",
+        "created_at": 1700000000.0,
+        "model": "instant",
+        "status": "completed",
+        "output": [message | {"content": [content]}],
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "incomplete_details": None,
+        "error": None,
+        "usage": usage,
+    }
+    question = {"role": "user", "content": "What is 20 + 22? Answer with the number only."}
+    answer = {
+        "responses_create_params": {"input": [question]},
+        "response": response,
+        "reward": 1.0,
+        "expected_answer": "42",
+    }
+    return json.dumps(answer).encode()
+
+
+def agents(port: int) -> bytes:
+    agent = {"host": "127.0.0.1", "port": port, "entrypoint": "app.py"}
+    return json.dumps({"bench": {"responses_api_agents": {"instant": agent}}}).encode()
+
+
 def http(body: bytes) -> bytes:
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
-_ANSWER = http(completion())
+_COMPLETION, _VERIFIED = http(completion()), http(verified())
 
 
 class Stats:
     first = last = 0.0
     count = 0
+    port = 0
 
     def take(self) -> bytes:
         body = json.dumps({"first": self.first, "last": self.last, "count": self.count}).encode()
@@ -66,7 +109,8 @@ class Instant(asyncio.Protocol):
             return
         if data.startswith(b"GET"):
             self._rest = b""
-            self._transport.write(self._stats.take())
+            wants_stats = b"/stats " in data[: data.index(b"\r\n")]
+            self._transport.write(self._stats.take() if wants_stats else http(agents(self._stats.port)))
             return
         if len(data) < head + 4 + _length(data[:head].lower()):
             return
@@ -75,7 +119,7 @@ class Instant(asyncio.Protocol):
         stats.last = time.monotonic()
         stats.first = stats.first or stats.last
         stats.count += 1
-        self._transport.write(_ANSWER)
+        self._transport.write(_VERIFIED if data.startswith(b"POST /run ") else _COMPLETION)
 
 
 def _length(head: bytes) -> int:
@@ -87,7 +131,8 @@ def _length(head: bytes) -> int:
 async def serve() -> None:
     loop, stats = asyncio.get_running_loop(), Stats()
     server = await loop.create_server(lambda: Instant(stats), "127.0.0.1", 0, backlog=4096)
-    print(server.sockets[0].getsockname()[1], flush=True)
+    stats.port = server.sockets[0].getsockname()[1]
+    print(stats.port, flush=True)
     await loop.run_in_executor(None, sys.stdin.read)  # until whoever started us closes it
 
 

@@ -139,6 +139,7 @@ PACKAGES = {
     (CLASSIC, "sums"): CLASSIC_SUMS,
     (CLASSIC, "capitals"): CLASSIC_CAPITALS,
 }
+TOOLS: dict[str, list[str]] = {"sums": [], "capitals": ["capital_of"]}
 SETTINGS = {PRESENT: {"agent": {"runtime": {"type": "subprocess"}, "harness": {"id": "null"}}}, CLASSIC: {}}
 # By question: what the answers below are worth, in the rewards and metrics of the packages above.
 WORTH: dict[str, dict[str, dict[str, float]]] = {
@@ -284,6 +285,7 @@ def test_rewards_and_metrics_are_those_of_its_own_evaluator(
         looked_up = worth.get("looked_up", 0)
         kinds = [item["type"] for item in row["response"]["output"]]
         assert kinds == ["function_call", "function_call_output"] * int(looked_up) + ["message"]
+        assert [tool["name"] for tool in row["response"]["tools"]] == TOOLS[name]
         assert row["num_turns"] == 1 + looked_up
         assert row["response"]["usage"]["output_tokens"] == 2 * row["num_turns"]
 
@@ -299,5 +301,5 @@ def test_the_tests_of_the_bridge_run_beside_the_package(
     chosen = ["-k", "not without_the_package", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
     run(interface, tmp_path, "python", "-m", "pytest", "-q", str(tests), *chosen, "--junitxml=report.xml")
     cases = list(ElementTree.parse(tmp_path / "report.xml").iter("testcase"))
-    assert len(cases) == 6
+    assert len(cases) == 10
     assert {case.get("name") for case in cases if case.find("skipped") is not None} == skipped

@@ -372,17 +372,6 @@ def test_a_base_url_that_is_none_is_refused_at_once(url: str) -> None:
         OpenAIPolicy(OpenAISettings(base_url=url, model="m"))
 
 
-@pytest.mark.parametrize("api", ["chat", "responses"])
-@pytest.mark.parametrize(
-    "asked", [{"tools": ["calculator"]}, {"params": {"metadata": {"extra_body": "{top_k: 5}"}}}]
-)
-def test_parameters_of_another_shape_are_an_invalid_request(asked: dict[str, Any], api: str) -> None:
-    server = Told(chat_answer("4"))
-    with pytest.raises(RolloutFailure, match="the row's parameters make no request") as caught:
-        ask(server, Request(QUESTION, **asked), api=api)
-    assert (caught.value.kind, server.asked) == (FailureKind.INVALID_REQUEST, [])
-
-
 def test_a_request_that_is_not_json_is_invalid() -> None:
     for content in ("\ud800", 1 << 80):
         with pytest.raises(RolloutFailure) as caught:

@@ -26,13 +26,14 @@ _STATUSES = {
 
 def progress_of_output(ref: str) -> Path | None:
     """The progress file of an output that is named instead of a run."""
+    from rollbook.collect.paths import CollectionFiles
+
     path = Path(ref)
+    beside = CollectionFiles(path).progress if path.name else path
     if path.name.endswith("_progress.json"):
         progress = path
-    elif path.suffix == ".jsonl":
-        from rollbook.collect.paths import CollectionFiles
-
-        progress = CollectionFiles(path).progress
+    elif path.suffix == ".jsonl" or (path.is_file() and beside.is_file()):
+        progress = beside
     else:
         return None
     if not progress.is_file():

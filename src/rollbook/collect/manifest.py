@@ -71,7 +71,11 @@ def drift(old: Manifest, new: Manifest, *, same_input: bool) -> list[ConfigChang
 
 
 def refuse_drift(output: Path, changes: list[ConfigChange]) -> None:
-    listed = "\n  ".join(f"{change.key}: was {change.old!r}, now {change.new!r}" for change in changes)
+    listed = "\n  ".join(
+        f"{change.key}: was {change.old!r}, now {change.new!r}"
+        + (" (the input is another file, or was edited)" if change.key == "input_sha256" else "")
+        for change in changes
+    )
     raise UsageError(
         f"{output} was collected with other settings, so it is not resumed:\n  {listed}\n"
         "Choose another output_jsonl_fpath, restore the settings, or mix them knowingly with --resume=always"

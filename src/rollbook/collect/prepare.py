@@ -46,8 +46,10 @@ class Outlook(msgspec.Struct):
 def prepare(
     settings: CollectSettings, files: CollectionFiles, opened: ExitStack, try_agent: Callable[[], None]
 ) -> Prepared:
-    """`try_agent` is called once the input is checked, while there is no file of this collection yet."""
+    """`try_agent` is called while there is no file of this collection yet."""
     old = _last_manifest(settings, files)
+    if settings.input_jsonl_fpath is None:
+        try_agent()  # before it makes tasks, which are a file
     plan = Plan(
         _input(settings, files),
         limit=settings.limit,
@@ -55,7 +57,8 @@ def prepare(
         meanwhile=partial(import_policy, settings.agent.policy or {}),
     )
     manifest, same_input = _compare(settings, files, plan, old)
-    try_agent()
+    if settings.input_jsonl_fpath is not None:
+        try_agent()  # after the input was checked, which is quicker than some environments
     output = opened.enter_context(JsonlWriter(files.output, check=False))
     if read_manifest(files.manifest) != old:
         raise LockedError(f"{files.output}: another collector was at work meanwhile; type the command again")

@@ -80,11 +80,6 @@ class CollectSettings(msgspec.Struct, kw_only=True):
         try:
             return self.agents[self.agent_name]
         except KeyError:
-            if not self.agents:
-                raise UsageError(
-                    f"agent_name is {self.agent_name!r}, but no agents are given: there is no {DEFAULT_FILE} "
-                    f"in {Path.cwd()}, or no `agents:` in it; name the file with --config"
-                ) from None
             near = difflib.get_close_matches(self.agent_name, self.agents, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.agents)}"
             raise UsageError(f"agent_name {self.agent_name!r} is not among the agents; {hint}") from None
@@ -107,6 +102,14 @@ def load_settings(words: Sequence[str], *, config: Path | None = None) -> Collec
         if values.get(name) is None:
             raise UsageError(f"{name} is missing; add {name}=...")
     values["agents"] = _agents(values.get("agents") or {})
+    if not values["agents"]:
+        missing = (
+            f"{config} has none" if config else f"there is no {DEFAULT_FILE} in {Path.cwd()} that has any"
+        )
+        raise UsageError(
+            f"agent_name is {values['agent_name']!r}, but there are no agents: {missing}; "
+            "write `agents:` there, or name another file with --config"
+        )
     return typed(values, CollectSettings)
 
 

@@ -66,13 +66,6 @@ def test_a_refused_agent_that_would_make_its_tasks_leaves_no_files(tmp_path: Pat
     assert files_of(tmp_path) == set()
 
 
-def test_a_config_without_agents_is_named(tmp_path: Path) -> None:
-    small_input(tmp_path, 2)
-    (tmp_path / "rollbook.yaml").write_text("limit: 3\n")
-    with pytest.raises(UsageError, match=r"rollbook\.yaml has none"):
-        run(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("agents", "said"),
     [

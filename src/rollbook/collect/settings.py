@@ -80,6 +80,11 @@ class CollectSettings(msgspec.Struct, kw_only=True):
         try:
             return self.agents[self.agent_name]
         except KeyError:
+            if not self.agents:
+                raise UsageError(
+                    f"agent_name is {self.agent_name!r}, but there are no agents: no `agents:` in --config's "
+                    f"file, or, without one, in {Path.cwd() / DEFAULT_FILE}"
+                ) from None
             near = difflib.get_close_matches(self.agent_name, self.agents, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.agents)}"
             raise UsageError(f"agent_name {self.agent_name!r} is not among the agents; {hint}") from None
@@ -102,14 +107,6 @@ def load_settings(words: Sequence[str], *, config: Path | None = None) -> Collec
         if values.get(name) is None:
             raise UsageError(f"{name} is missing; add {name}=...")
     values["agents"] = _agents(values.get("agents") or {})
-    if not values["agents"]:
-        missing = (
-            f"{config} has none" if config else f"there is no {DEFAULT_FILE} in {Path.cwd()} that has any"
-        )
-        raise UsageError(
-            f"agent_name is {values['agent_name']!r}, but there are no agents: {missing}; "
-            "write `agents:` there, or name another file with --config"
-        )
     return typed(values, CollectSettings)
 
 

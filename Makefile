@@ -44,6 +44,7 @@ test-model: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python tests/interop/setup_tinker.py
+	$(BIN)/python bench/setup_collectors.py
 	$(BIN)/python bench/records.py
 	$(BIN)/python bench/collect.py
 	$(BIN)/python bench/data.py

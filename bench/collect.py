@@ -41,10 +41,8 @@ from collect_measure import (
 )
 from collect_million import million_section
 from report import markdown_table, provenance, write_section
-from setup_collectors import PYTHON as PEERS_PYTHON
-from setup_collectors import is_ready as peers_are_ready
-from setup_gym import PYTHON as GYM_PYTHON
-from setup_gym import is_ready as gym_is_ready
+from setup_collectors import COLLECTORS
+from setup_collectors import GYM as GYM_ENVIRONMENT
 
 IN_FLIGHT = (64, 256)
 GYM, BRIDGE = "NeMo Gym's collector", "rollbook, bridge"
@@ -71,9 +69,9 @@ def rollbook(*words: str, agent: str = "bench") -> Callable[[Server, Path, Path,
 
 SIDES = (
     Side("bare aiohttp", 40_000, script(sys.executable, "collect_bare.py")),
-    Side("openai", 3_000, script(PEERS_PYTHON, "collect_openai.py")),
-    Side("verifiers", 2_000, script(PEERS_PYTHON, "collect_verifiers.py")),
-    Side(GYM, 10_000, script(GYM_PYTHON, "collect_gym.py"), keeps=True),
+    Side("openai", 3_000, script(COLLECTORS.python, "collect_openai.py")),
+    Side("verifiers", 2_000, script(COLLECTORS.python, "collect_verifiers.py")),
+    Side(GYM, 10_000, script(GYM_ENVIRONMENT.python, "collect_gym.py"), keeps=True),
     Side(BRIDGE, 40_000, rollbook(agent="bridge"), keeps=True),
     Side("rollbook", 40_000, rollbook(), keeps=True),
     Side("rollbook, 2 workers", 40_000, rollbook("workers=2"), keeps=True),
@@ -162,7 +160,10 @@ def goals_table(results: dict[Case, list[Measured]]) -> str:
 def versions() -> dict[str, str]:
     found = {name: version(name) for name in ("rollbook", "aiohttp", "uvloop")}
     code = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
-    for python, peers in ((PEERS_PYTHON, ("openai", "verifiers")), (GYM_PYTHON, ("nemo-gym",))):
+    for python, peers in (
+        (COLLECTORS.python, ("openai", "verifiers")),
+        (GYM_ENVIRONMENT.python, ("nemo-gym",)),
+    ):
         printed = subprocess.check_output([python, "-c", code, *peers], text=True).split()
         found |= dict(zip(peers, printed, strict=True))
     return found
@@ -188,9 +189,8 @@ def main() -> None:
         origin = provenance({"rollbook": version("rollbook")}, 1)
         name, body = "collect-million", million_section(scale, origin)
     else:
-        for ready, setup in ((peers_are_ready, "setup_collectors.py"), (gym_is_ready, "setup_gym.py")):
-            if not ready():
-                raise SystemExit(f"the peers are not installed: run `python bench/{setup}`")
+        if not (COLLECTORS.is_ready() and GYM_ENVIRONMENT.is_ready()):
+            raise SystemExit("the peers are not installed: run `python bench/setup_collectors.py`")
         rounds = 1 if arguments.quick else arguments.rounds
         name, body = "collect", f"{speed_section(rounds, scale)}\n\n{NOTES}"
     print(body)

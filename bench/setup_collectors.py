@@ -1,47 +1,31 @@
-"""Creates `.venvs/collectors` with the collectors that `bench/collect.py` is compared with.
-
-Standard library only, so any Python 3.11+ can run it: `python bench/setup_collectors.py`. A second call does
-nothing until the pinned requirements change; an interrupted call starts over, because the stamp is written
-last. Where pip finds packages is the machine's own configuration.
-"""
+"""Creates `.venvs/collectors` and `.venvs/gym`: what `bench/collect.py` is compared with."""
 
 from __future__ import annotations
 
-import hashlib
-import shutil
-import subprocess
 import sys
-import venv
 from pathlib import Path
 
-ENVIRONMENT = Path(__file__).resolve().parents[1] / ".venvs" / "collectors"
-PYTHON = ENVIRONMENT / "bin" / "python"
-REQUIREMENTS = Path(__file__).with_name("requirements-collectors.txt")
-_STAMP = ENVIRONMENT / "requirements.sha256"
-_CHECK = "import aiohttp, openai, uvloop, verifiers.v1.cli.eval.runner"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from peer_environment import PeerEnvironment
 
-def fingerprint() -> str:
-    """What the environment depends on: the pins and the series of Python that runs it."""
-    version = ".".join(map(str, sys.version_info[:2]))
-    return hashlib.sha256(REQUIREMENTS.read_bytes() + version.encode()).hexdigest()
-
-
-def is_ready() -> bool:
-    return PYTHON.exists() and _STAMP.exists() and _STAMP.read_text() == fingerprint()
-
-
-def set_up() -> None:
-    if is_ready():
-        return
-    shutil.rmtree(ENVIRONMENT, ignore_errors=True)
-    venv.create(ENVIRONMENT, with_pip=True)
-    # --no-deps: the list is complete, and resolving it takes minutes.
-    install = ["-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-deps", "-r"]
-    subprocess.run([PYTHON, *install, REQUIREMENTS], check=True)
-    subprocess.run([PYTHON, "-c", _CHECK], check=True)
-    _STAMP.write_text(fingerprint())
-
+HERE = Path(__file__).resolve().parent
+COLLECTORS = PeerEnvironment(
+    name="collectors",
+    requirements=HERE / "requirements-collectors.txt",
+    is_complete=True,  # resolving it would take minutes
+    check="import aiohttp, openai, uvloop, verifiers.v1.cli.eval.runner",
+)
+# NeMo Gym asks for Python 3.13.14. Its collector runs unchanged on older ones, so that all sides of the
+# comparison have the same interpreter; the list names what the collector imports, a third of what is asked.
+GYM = PeerEnvironment(
+    name="gym",
+    requirements=HERE / "requirements-gym.txt",
+    is_complete=True,
+    any_python=True,
+    check="import nemo_gym.cli.main, nemo_gym.cli.eval, nemo_gym.rollout_collection",
+)
 
 if __name__ == "__main__":
-    set_up()
+    COLLECTORS.set_up()
+    GYM.set_up()

@@ -23,8 +23,10 @@ class PeerEnvironment:
 
     name: str
     requirements: Path
-    alone: tuple[str, ...]
     check: str  # a statement that runs there when all is well
+    alone: tuple[str, ...] = ()
+    is_complete: bool = False  # the requirements name all there is to install: nothing is resolved or added
+    any_python: bool = False  # also where a package asks for another Python than the one that runs this
 
     @property
     def home(self) -> Path:
@@ -54,7 +56,10 @@ class PeerEnvironment:
         print(f"making {self.home.relative_to(REPOSITORY)}, some minutes", flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", self.home], check=True)
         install = [str(self.python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-        subprocess.run([*install, "-r", self.requirements], check=True)
-        subprocess.run([*install, "--no-deps", *self.alone], check=True)
+        options = ["--no-deps"] if self.is_complete else []
+        options += ["--ignore-requires-python"] if self.any_python else []
+        subprocess.run([*install, *options, "-r", self.requirements], check=True)
+        if self.alone:
+            subprocess.run([*install, "--no-deps", *self.alone], check=True)
         subprocess.run([self.python, "-c", self.check], check=True, cwd=self.home)
         self._stamp.write_text(self.fingerprint)

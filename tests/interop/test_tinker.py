@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from setup_tinker import PYTHON, is_ready
+from setup_tinker import TINKER
 
 import rollbook
 from rollbook import Step, Trajectory
@@ -36,11 +36,11 @@ METRICS = {"entropy": 0.5, "optim/lr": 2e-5, "count": 7, "note": SEPARATORS}
 
 
 def read_with_tinker(log_path: Path) -> dict[str, Any]:
-    if not is_ready():
+    if not TINKER.is_ready():
         pytest.fail(".venvs/tinker is missing or out of date; run `make test-interop`", pytrace=False)
     script = Path(__file__).with_name("read_with_tinker.py")
     done = subprocess.run(
-        [PYTHON, script, log_path], capture_output=True, text=True, timeout=120, check=False
+        [TINKER.python, script, log_path], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from setup_trackers import TRACKERS
 
-PYTHON = Path(__file__).resolve().parents[2] / ".venvs" / "trackers" / "bin" / "python"
 pytestmark = pytest.mark.interop
 
 LOOP = """
@@ -23,10 +23,10 @@ print(run.id)
 
 
 def record(directory: Path, *trackers: str) -> str:
-    assert PYTHON.exists(), "no tracker environment; type: make test-interop"
+    assert TRACKERS.is_ready(), "no tracker environment; type: make test-interop"
     home = {"HOME": str(directory), "WANDB_MODE": "offline", "TRACKIO_DIR": str(directory / "trackio")}
     result = subprocess.run(
-        [str(PYTHON), "-c", LOOP, *trackers],
+        [str(TRACKERS.python), "-c", LOOP, *trackers],
         cwd=directory,
         env={"PATH": os.environ["PATH"], **home},
         capture_output=True,
@@ -66,5 +66,5 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 events = EventAccumulator("runs/tracked/tensorboard"); events.Reload()
 print(len(events.Scalars("loss")))
 """
-    result = subprocess.run([str(PYTHON), "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    result = subprocess.run([str(TRACKERS.python), "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert result.stdout.split() == ["20"], result.stderr

@@ -50,7 +50,6 @@ def config_of(directory: Path, base: Path, **changes: Any) -> Path:
         "engine": "llamafactory",
         "llamafactory": {"command": str(COMMAND), "template": "chatml"},
         "model": {"path": str(base), "dtype": "float32"},
-        "data__too_long": "truncate",
         "training__num_train_epochs": 1,
         "training__save_steps": 10,
     }

@@ -102,10 +102,32 @@ def test_reasoning_and_tool_calls_are_learned_and_results_are_not(tokenizer: Any
     assert plain.hides_reasoning == 1
 
 
+def test_a_conversation_that_begins_with_a_reply_is_learned(tokenizer: Any) -> None:
+    chat = ChatTokenizer(tokenizer)
+    greeting = Conversation(messages=[ANSWERED, ASKED, ANSWERED])
+    assert learned(chat, chat.sample(greeting)) == ["a<|im_end|>", "a<|im_end|>"]
+
+
+def test_parts_of_text_are_text_and_a_picture_is_refused(tokenizer: Any, tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "q"}, {"type": "text", "text": "?"}]
+    rows: list[Any] = [{"messages": [{"role": "user", "content": parts}, ANSWERED]}]
+    chat, data = ChatTokenizer(tokenizer), DataSettings(train=[], max_length=64)
+    dataset = DatasetSettings(path=str(write_rows(tmp_path / "x.jsonl", rows)))
+    store = tokenised(dataset, chat, data, tmp_path / "cache")
+    assert "user\nq?<|im_end|>" in chat.tokenizer.decode(store[0].tokens.tolist())
+    rows.append({"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}, ANSWERED]})
+    write_rows(tmp_path / "x.jsonl", rows)
+    with pytest.raises(TemplateError, match=r"x\.jsonl:2: message 1 has a part that is not text"):
+        tokenised(dataset, chat, data, tmp_path / "cache")
+
+
 def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Any) -> None:
     chat = ChatTokenizer(with_template(tokenizer, FORGETFUL))
     with pytest.raises(TemplateError, match=r"message 2 of 4 .*data.train_on: last"):
         chat.sample(turns("a?", "first", "b?", "second"))
+    thinks = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>{% endif %}")
+    with pytest.raises(TemplateError, match=r"opens a reply with .*<think>', and renders message 2 of 2"):
+        ChatTokenizer(with_template(tokenizer, thinks)).sample(turns("a?", "yes"))
     last = ChatTokenizer(with_template(tokenizer, FORGETFUL), train_on="last")
     assert learned(last, last.sample(turns("a?", "first", "b?", "second"))) == ["second<|im_end|>"]
 
@@ -149,7 +171,10 @@ def test_every_layout_is_read(row: dict[str, Any], replies: list[str], tokenizer
     ("text", "message"),
     [
         (b'{"text": "x"}', "has none of messages"),
-        (b'{"messages": [{"content": "x"}]}', "cannot be read as messages"),
+        (b'{"messages": [{"content": "x"}]}', "a message has no role"),
+        (b'{"messages": "x"}', "messages is a str, not a list"),
+        (b'{"conversations": [{"from": "chatgpt", "value": "x"}]}', "nobody knows the role 'chatgpt'"),
+        (b'{"conversations": [{"from": "gpt"}]}', "it has no 'value'"),
         (b'{"messages": [{"role": "user", "content": "x"}]}', "no assistant message"),
         (b'{"instruction": "x", "output": 3, "input": 4}', "cannot be read as alpaca"),
     ],

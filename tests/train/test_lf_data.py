@@ -120,8 +120,15 @@ def test_data_of_which_nothing_is_left_is_refused(tmp_path: Path, values: dict[s
     rows = [{"messages": [{"role": "assistant", "content": "me"}, {"role": "user", "content": "you"}]}]
     values["data"]["train"] = [{"path": write(tmp_path / "t.jsonl", rows)}]
     with pytest.raises(UsageError, match="begins with the assistant: 1"):
-        write_lf_data(settings_of(values), tmp_path / "artifacts")
-    assert not (tmp_path / "artifacts" / "data" / "lf_data" / "demo_train.jsonl").exists()
+        llamafactory_command(settings_of(values), tmp_path / "artifacts", resume=False)
+    assert not (tmp_path / "artifacts" / "model").exists()
+
+
+def test_what_is_too_long_is_left_to_it_unless_told(tmp_path: Path, values: dict[str, Any]) -> None:
+    del values["data"]["too_long"]
+    heard: list[str] = []
+    llamafactory_command(settings_of(values), tmp_path / "artifacts", resume=False, say=heard.append)
+    assert "LLaMA-Factory cuts rows off after 1024 tokens" in heard[0]
 
 
 @pytest.mark.parametrize(

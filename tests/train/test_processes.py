@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,38 +14,45 @@ from typing import Any
 import msgspec
 import pytest
 
+from rollbook.runs.saved_models import newest_model
 from rollbook.train.settings import load_settings
+from rollbook.train.sft import train
 from tiny_model import write_config
 
 TOLERANCE = 1e-4  # relative, in the loss of every step: sums in another order
 
 
-def run(directory: Path, processes: int, rows: int, *more: str, **changes: Any) -> list[float]:
-    config = write_config(
-        directory,
-        training__max_steps=8,
-        training__save_steps=4,
-        training__per_device_train_batch_size=rows,
-        **changes,
-    )
+def command(directory: Path, processes: int, rows: int, *more: str, **changes: Any) -> list[str]:
+    settings: dict[str, Any] = {
+        "training__max_steps": 8,
+        "training__save_steps": 4,
+        "training__per_device_train_batch_size": rows,
+    }
+    config = write_config(directory, **(settings | changes))
     (directory / "settings.json").write_bytes(msgspec.json.encode(load_settings(config)))
-    own = [
-        "-m",
-        "rollbook.train.main",
-        "--settings",
-        str(directory / "settings.json"),
-        "--artifacts",
-        str(directory / "artifacts"),
-    ]
-    several = (
-        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        if processes > 1
-        else []
-    )
+    several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    return [
+        sys.executable, *(several if processes > 1 else []), "-m", "rollbook.train.main",
+        "--settings", str(directory / "settings.json"), "--artifacts", str(directory / "artifacts"), *more,
+    ]  # fmt: skip
+
+
+def run(directory: Path, processes: int, rows: int, *more: str, **changes: Any) -> list[float]:
     done = subprocess.run(
-        [sys.executable, *several, *own, *more], capture_output=True, text=True, check=False
+        command(directory, processes, rows, *more, **changes), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return losses(directory)
+
+
+def here(directory: Path, rows: int, **changes: Any) -> list[float]:
+    """The same in this process, which has imported everything already."""
+    command(directory, 1, rows, **changes)
+    train(load_settings(directory / "config.yaml"), directory / "artifacts", resume=False, say=lambda _: None)
+    return losses(directory)
+
+
+def losses(directory: Path) -> list[float]:
     lines = (directory / "artifacts/model/demo/trainer_log.jsonl").read_text().splitlines()
     return [
         json.loads(line)["loss"] for line in lines if "loss" in json.loads(line) and "eval_loss" not in line
@@ -50,7 +60,7 @@ def run(directory: Path, processes: int, rows: int, *more: str, **changes: Any) 
 
 
 def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
-    alone = run(tmp_path / "one", 1, 4)
+    alone = here(tmp_path / "one", 4)
     together = run(tmp_path / "two", 2, 2)
     assert len(alone) == 8
     assert together == pytest.approx(alone, rel=TOLERANCE)
@@ -67,8 +77,47 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
         assert (weight - models[1][name]).abs().max() < 1e-2, name
 
     # And going on from its checkpoint of step 4 gives the same again.
-    import shutil
-
     shutil.rmtree(tmp_path / "two/artifacts/model/demo/checkpoint-8")
     resumed = run(tmp_path / "two", 2, 2, "--resume")
     assert resumed == pytest.approx(together, rel=1e-6)
+
+
+def test_adapters_of_two_processes_are_those_of_one(tmp_path: Path) -> None:
+    here(tmp_path / "base", 4, training__max_steps=1)
+    base = tmp_path / "base/artifacts/model/demo/checkpoint-1"
+    lora: dict[str, Any] = {
+        "model__config": None, "model__path": str(base), "model__lora": {"rank": 4}, "data__eval": [],
+    }  # fmt: skip
+    alone = here(tmp_path / "one", 4, **lora)
+    together = run(tmp_path / "two", 2, 2, **lora)
+    assert together == pytest.approx(alone, rel=TOLERANCE)
+    from peft import AutoPeftModelForCausalLM
+
+    for name in ("one", "two"):
+        path = tmp_path / name / "artifacts/model/demo/checkpoint-8"
+        adapted = AutoPeftModelForCausalLM.from_pretrained(path).state_dict()
+        assert any(weight.abs().sum() > 0 for key, weight in adapted.items() if "lora_B" in key)
+    shutil.rmtree(tmp_path / "two/artifacts/model/demo/checkpoint-8")
+    assert run(tmp_path / "two", 2, 2, "--resume", **lora) == pytest.approx(together, rel=1e-6)
+
+
+def test_a_signal_to_one_process_stops_all_of_them_after_the_same_step(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        command(tmp_path, 2, 2, training__max_steps=4000, training__save_steps=4000, data__eval=[]),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert child.stdout is not None
+    for line in child.stdout:
+        if line.startswith("step 3/"):
+            break
+    workers = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+    os.kill(int(workers[-1]), signal.SIGTERM)
+    try:
+        output, _ = child.communicate(timeout=120)
+    finally:
+        child.kill()
+    newest = newest_model(tmp_path / "artifacts/model/demo")
+    assert newest is not None, output
+    assert f"stopped after step {newest.step}; it is saved" in output

@@ -41,8 +41,14 @@ def start(directory: Path, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "rollbook.train.main", "--settings", str(directory / "settings.json"),
          "--artifacts", str(directory / "artifacts"), *more],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=_hears_signals,
     )  # fmt: skip
+
+
+def _hears_signals() -> None:
+    """Tests in the background of a shell are started with these ignored, and children inherit that."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def log_lines(directory: Path) -> list[dict[str, Any]]:
@@ -99,11 +105,12 @@ def test_killed_three_times_it_ends_the_same(untouched: Path, tmp_path: Path) ->
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(theirs[number][name])), (number, name)
 
 
-def test_sigterm_saves_and_ends_resumable(untouched: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_saves_and_ends_resumable(untouched: Path, tmp_path: Path, how: signal.Signals) -> None:
     settings_file(tmp_path)
     child = start(tmp_path)
     wait_for_step(child, 6)
-    child.send_signal(signal.SIGTERM)
+    child.send_signal(how)
     output, _ = child.communicate()
     assert child.returncode == 130, output
     assert "type the command with --resume" in output

@@ -83,9 +83,21 @@ def test_keys_are_those_the_dashboards_read(finished: Path) -> None:
     assert state["global_step"] == state["max_steps"] == 60
     assert [point["step"] for point in state["log_history"] if "eval_loss" in point] == [20, 40, 60]
     assert set(state["log_history"][0]) >= {"step", "epoch", "loss", "grad_norm", "learning_rate"}
+    evaluated = next(point for point in state["log_history"] if "eval_loss" in point)
+    assert set(evaluated) >= {
+        "epoch", "eval_loss", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "step",
+    }  # fmt: skip
     results = json.loads((output(finished) / "all_results.json").read_text())
     assert set(results) >= {"epoch", "train_loss", "train_runtime", "train_samples_per_second", "total_flos"}
     assert results["eval_loss"] < 1.0
+
+
+def test_the_trainer_of_transformers_reads_the_state(finished: Path) -> None:
+    from transformers.trainer_callback import TrainerState
+
+    for place in (output(finished), output(finished) / "checkpoint-60"):
+        state: Any = TrainerState.load_from_json(str(place / "trainer_state.json"))
+        assert state.global_step == state.max_steps == 60 and state.best_metric is not None
 
 
 def test_only_the_output_block_of_the_config_changed(finished: Path) -> None:
@@ -168,6 +180,11 @@ def test_a_dry_run_shows_the_mask_and_leaves_nothing(tmp_path: Path) -> None:
         ("data.train=missing.jsonl", "missing.jsonl: no such file"),
         ("model.path=somewhere", "give exactly one of path, from"),
         ("data.train=[]", "data.train is empty"),
+        ("training.output_dir=..", "output_dir '..' has no name of its own"),
+        ("training.learning_rate=-1", "learning_rate must be at least 0"),
+        ("model.lora={rank: 4, alpha: 0}", "alpha must be more than 0"),
+        ("data.eval=[]", "data.eval is empty"),
+        ("model.lora={rank: 4}", "adapters are saved without the weights below them; set model.path"),
     ],
 )
 def test_bad_settings_are_named_before_anything_happens(
@@ -180,7 +197,7 @@ def test_bad_settings_are_named_before_anything_happens(
     write_config(tmp_path)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
-        main(["sft", "config.yaml", word])
+        main(["sft", "config.yaml", "training.eval_steps=2", word])
     assert ended.value.code in (1, 2)
     assert message in capsys.readouterr().err
     assert not (tmp_path / "artifacts").exists()

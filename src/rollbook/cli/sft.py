@@ -41,11 +41,11 @@ def sft(
 
     settings = load_settings(config, words or [])
     plan = plan_run(settings, artifacts, resume=resume, overwrite=overwrite)
+    if not as_json:
+        print("\n".join(plan.lines()))
     if dry_run:
         _preview(settings, plan.output_dir, as_json)
         return
-    if not as_json:
-        print("\n".join(plan.lines()))
     say = _nothing if as_json else print
     job = carry_out(plan, settings, artifacts, config, say=say)
     if detach:
@@ -105,7 +105,7 @@ def _preview(settings: SftSettings, output_dir: Path, as_json: bool) -> None:
     out = console()
     for line in found.said:
         out.print(printable(line), markup=False)
-    out.print(f"{found.total_steps} steps; packing {'on' if found.packed else 'off'}; output {output_dir}")
+    out.print(f"{found.total_steps} steps; packing {'on' if found.packed else 'off'}")
     out.print("sample 0 (green is learned):", markup=False)
     out.print(shown)
     if not out.is_terminal:  # colours are lost in a file; brackets are not

@@ -51,15 +51,24 @@ class ChatTokenizer:
     def render(self, conversation: Conversation) -> tuple[str, list[Span]]:
         """The whole text, and where in it the replies to be learned stand."""
         messages, tools = conversation.messages, conversation.tools or None
+        for number, message in enumerate(messages):
+            if not isinstance(message["content"], str):  # a template would write out the list
+                raise TemplateError(f"message {number + 1} has a part that is not text; leave that row out")
         text = self._text(messages, tools)
         replies = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
         if self._train_on == "last":
             replies = replies[-1:]
         spans = []
         for place in replies:
-            before = self._text(messages[:place], tools, opening=True)
+            before = self._up_to_reply(messages, place, tools)
             after = text if place == len(messages) - 1 else self._text(messages[: place + 1], tools)
-            if not (after.startswith(before) and text.startswith(after)):
+            if not after.startswith(before):
+                raise TemplateError(
+                    f"the chat template opens a reply with {before[-40:]!r}, and renders message {place + 1} "
+                    f"of {len(messages)} otherwise, so the model would not learn to go on from there; set "
+                    "model.chat_template to one that renders replies as it opens them"
+                )
+            if not text.startswith(after):
                 raise TemplateError(
                     f"the chat template renders message {place + 1} of {len(messages)} otherwise once more "
                     "messages follow, so its tokens cannot be masked; set data.train_on: last, or "
@@ -70,6 +79,16 @@ class ChatTokenizer:
             if thought and thought not in text:
                 self.hides_reasoning += 1
         return text, spans
+
+    def _up_to_reply(self, messages: list[dict[str, Any]], place: int, tools: Any) -> str:
+        if place:
+            return self._text(messages[:place], tools, opening=True)
+        # No template renders a conversation of no messages: see how it opens the next reply.
+        first = self._text(messages[:1], tools)
+        opening = self._text(messages[:1], tools, opening=True)[len(first) :]
+        if not opening or opening not in first:
+            raise TemplateError("the conversation begins with a reply, and where it begins cannot be seen")
+        return first[: first.index(opening) + len(opening)]
 
     def _masked(self, text: str, spans: list[Span]) -> Sample:
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -103,6 +122,10 @@ class ChatTokenizer:
                 messages, tools=tools, tokenize=False, add_generation_prompt=opening
             )
         except Exception as error:  # a template is a program of its author's and may raise anything
+            if not has_template(self.tokenizer):
+                raise TemplateError(
+                    "the tokenizer has no chat template; set model.chat_template to a file with one"
+                ) from None
             raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
         return str(text)
 

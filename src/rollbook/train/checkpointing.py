@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.distributed.checkpoint import state_dict as distributed_state
 
-from rollbook.errors import BadFileError
+from rollbook.errors import BadFileError, RollbookError
 from rollbook.records.atomic import fsync_directory
 from rollbook.records.checkpoints import COMPLETE
 from rollbook.runs.saved_models import SavedModel, newest_model, saved_models
@@ -29,6 +29,10 @@ from rollbook.train.processes import Processes
 from rollbook.train.trainer_files import STATE, state_bytes
 
 _OPTIMIZER, _SCHEDULER = "optimizer.pt", "scheduler.pt"
+
+
+class NotSavedError(RollbookError):
+    """A checkpoint that could not be written; nothing of it is left."""
 
 
 def save_checkpoint(
@@ -50,12 +54,20 @@ def save_checkpoint(
     torch.save(_random_states(), aside / _random_name(processes))
     processes.wait_for_all()
     if processes.is_first:
-        model.model.save_pretrained(aside, state_dict=weights)
-        model.tokenizer.save_pretrained(aside)
-        torch.save(moments, aside / _OPTIMIZER)
-        torch.save({"last_epoch": step}, aside / _SCHEDULER)
-        (aside / STATE).write_bytes(state_bytes(state))
-        _make_durable(aside)
+        try:
+            model.model.save_pretrained(aside, state_dict=weights)
+            model.tokenizer.save_pretrained(aside)
+            torch.save(moments, aside / _OPTIMIZER)
+            torch.save({"last_epoch": step}, aside / _SCHEDULER)
+            (aside / STATE).write_bytes(state_bytes(state))
+            _make_durable(aside)
+        except Exception as error:  # libraries say "unexpected pos 566784" of a disk that is full
+            free = shutil.disk_usage(directory).free
+            shutil.rmtree(aside, ignore_errors=True)
+            raise NotSavedError(
+                f"{final.name} could not be written ({type(error).__name__}: {error}) with {free:,} bytes "
+                f"left on the disk of {directory}; make room, and go on from the last one with --resume"
+            ) from error
         (aside / COMPLETE).touch()
         fsync_directory(aside)
         shutil.rmtree(final, ignore_errors=True)

@@ -59,7 +59,8 @@ def conversation_of(row: Row, layout: str = "auto") -> Conversation:
     try:
         made = reader(value)
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-        raise row.refuse(f"cannot be read as {layout}: {type(error).__name__}: {error}") from None
+        what = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise row.refuse(f"cannot be read as {layout}: {what}") from None
     for number, message in enumerate(made.messages):
         if not isinstance(message["content"], str | list):
             what = type(message["content"]).__name__
@@ -89,6 +90,8 @@ def _layout_of(value: Mapping[str, Any]) -> str:
 
 
 def _from_messages(value: Mapping[str, Any]) -> Conversation:
+    if not isinstance(value["messages"], list):
+        raise TypeError(f"messages is a {type(value['messages']).__name__}, not a list")
     messages = [_message(message) for message in value["messages"]]
     return Conversation(messages=with_objects(messages), tools=_tools(value))
 
@@ -120,17 +123,29 @@ def _from_sharegpt(value: Mapping[str, Any]) -> Conversation:
         if said == "function_call":
             messages.append(read_call(text))
         else:
+            if said not in _ROLES:
+                raise ValueError(f"nobody knows the role {said!r}; those known: {', '.join(_ROLES)}")
             messages.append({"role": _ROLES[said], "content": text})
     return Conversation(messages=with_objects(messages), tools=_tools(value))
 
 
 def _message(message: Mapping[str, Any]) -> Message:
     """As templates want it: null means absent, since columnar files fill up what a row does not have."""
+    if not isinstance(message, Mapping):
+        raise TypeError(f"a message is a {type(message).__name__}, not an object with role and content")
     kept = {key: item for key, item in message.items() if item is not None}
     if "role" not in kept:
-        raise KeyError("role")
-    kept.setdefault("content", "")
+        raise ValueError("a message has no role")
+    kept["content"] = _text_of(kept.get("content", ""))
     return kept
+
+
+def _text_of(content: Any) -> Any:
+    """Parts of text as one text; with a part that is something else, such as a picture, as they are."""
+    if not isinstance(content, list):
+        return content
+    texts: list[Any] = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+    return "".join(texts) if all(isinstance(text, str) for text in texts) else content
 
 
 def _tools(value: Mapping[str, Any]) -> list[dict[str, Any]]:

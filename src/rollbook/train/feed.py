@@ -5,6 +5,7 @@ Everything follows from the settings and the number of the step, so there is not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from rollbook.train.chat import ChatTokenizer
 from rollbook.train.model import TrainedModel
 from rollbook.train.packing import Batch, Sample, Shape, packed_batch, padded_batch
 from rollbook.train.processes import Processes
-from rollbook.train.sampling import Bins, epoch_order, rows_of_epoch, steps_in
+from rollbook.train.sampling import Bins, epoch_order, rows_of_epoch
 from rollbook.train.settings import DatasetSettings, SftSettings
 from rollbook.train.token_store import Corpus, TokenReport, tokenised
 
@@ -34,34 +35,60 @@ class Feed:
         self._model, self._corpus, self._processes = model, corpus, processes
         self._full_width = full_width
         self._epoch: tuple[int, Bins] = (-1, [])
-        self.rows_a_step = (
-            self._training.per_device_train_batch_size
-            * self._training.gradient_accumulation_steps
-            * processes.count
-        )
+        self._steps_by_epoch: list[int] = []
+        # What all processes take at once.
+        self.rows_together = self._training.per_device_train_batch_size * processes.count
+        self.rows_a_step = self.rows_together * self._training.gradient_accumulation_steps
         self.rows_in_epoch = len(self._rows(0))
-        self.steps_in_epoch = steps_in(self.rows_in_epoch, self.rows_a_step)
+        self.samples_in_epoch = sum(len(row) for row in self._rows(0))
+        if not self.rows_in_epoch:
+            raise UsageError("data.train: the weights leave no row to learn from; make one of them larger")
+
+    def steps_in(self, epochs: float) -> int:
+        """How many steps that many epochs take; at least one."""
+        whole = int(epochs)
+        steps = sum(self._steps_of(epoch) for epoch in range(whole))
+        return max(1, steps + math.ceil((epochs - whole) * self._steps_of(whole)))
+
+    def epoch_at(self, step: int) -> float:
+        """How many epochs are done after a step."""
+        epoch, place = self._place_of(step)
+        return epoch + (place + 1) / self._steps_of(epoch)
 
     def batches(self, step: int) -> Iterator[Batch]:
         """The micro-batches of a step, counted from 1, for this process."""
-        epoch, place = divmod(step - 1, self.steps_in_epoch)
+        epoch, place = self._place_of(step)
         rows = self._rows(epoch)[place * self.rows_a_step : (place + 1) * self.rows_a_step]
-        size = self._training.per_device_train_batch_size
-        # Every process makes as many, for they wait for each other in each.
-        together = size * self._processes.count
-        for start in range(0, len(rows), together):
-            mine = rows[start + self._processes.rank : start + together : self._processes.count]
+        # Every process makes as many batches, for they wait for each other in each.
+        for start in range(0, len(rows), self.rows_together):
+            mine = rows[start + self._processes.rank : start + self.rows_together : self._processes.count]
             yield self._batch(mine) if mine else _idle(self._batch(rows[:1]))
 
     def eval_batches(self, corpus: Corpus) -> Iterator[Batch]:
-        size = self._training.per_device_train_batch_size
-        together = size * self._processes.count
-        for start in range(0, len(corpus), together):
-            end = min(start + together, len(corpus))
+        for start in range(0, len(corpus), self.rows_together):
+            end = min(start + self.rows_together, len(corpus))
             mine = [
                 corpus[number] for number in range(start + self._processes.rank, end, self._processes.count)
             ]
             yield self._made(mine) if mine else _idle(self._made([corpus[start]]))
+
+    def _place_of(self, step: int) -> tuple[int, int]:
+        """The epoch of a step, and its number there; both from 0."""
+        epoch, place = 0, step - 1
+        while place >= self._steps_of(epoch):
+            place -= self._steps_of(epoch)
+            epoch += 1
+        return epoch, place
+
+    def _steps_of(self, epoch: int) -> int:
+        """Part of a dataset is another part in each epoch, which may pack into more or fewer rows."""
+        known = self._steps_by_epoch
+        varies = any(dataset.weight != int(dataset.weight) for dataset in self._data.train)
+        while len(known) <= epoch:
+            rows = len(self._rows(len(known))) if varies else self.rows_in_epoch
+            # The last step may be smaller than the others; nothing is left out.
+            known.append(math.ceil(rows / self.rows_a_step))
+        return known[epoch]
 
     def _rows(self, epoch: int) -> Bins:
         if self._epoch[0] != epoch:

@@ -25,6 +25,7 @@ from rollbook.train.settings import SftSettings
 
 SETTINGS = "settings.json"
 _GRACE_S = 120.0  # a step and a checkpoint have to fit in
+_TORCHRUN_WAITS = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(_GRACE_S))}  # it would kill them after 30 s
 _OURS = (
     "trainer_log.jsonl", "trainer_state.json", "train_results.json", "all_results.json", "eval_results.json",
     "training_loss.png", "alerts.jsonl", "handed_over", SETTINGS, "llamafactory.yaml", "config.json",
@@ -40,6 +41,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     output_dir: Path
     resumed_from: SavedModel | None
+    begins_again: bool  # it was to be resumed, and died before its first checkpoint
     replaced: list[Path]
     data: list[Path]
 
@@ -47,6 +49,8 @@ class Plan(msgspec.Struct, frozen=True):
         found = [f"output: {self.output_dir}"]
         if self.resumed_from is not None:
             found.append(f"resume: from step {self.resumed_from.step} ({self.resumed_from.path.name})")
+        elif self.begins_again:
+            found.append("resume: from the beginning, for nothing was saved yet")
         if self.replaced:
             found.append(f"replace: {len(self.replaced)} files and checkpoints of the run that is there")
         return found
@@ -63,15 +67,19 @@ def plan_run(settings: SftSettings, artifacts: Path, *, resume: bool, overwrite:
         raise UsageError(f"training.output_dir {directory} is a file; choose another")
     there = sorted(path for path in directory.iterdir()) if directory.is_dir() else []
     newest = newest_model(directory)
+    has_run = (directory / SETTINGS).exists()
     if there and not resume and not overwrite:
-        hint = f"--resume goes on from step {newest.step}, " if newest else ""
+        begins_again = "--resume begins its run again, " if has_run else ""
+        hint = f"--resume goes on from step {newest.step}, " if newest else begins_again
         raise UsageError(
             f"{directory} is not empty; {hint}--overwrite starts over, or choose another output_dir"
         )
-    if resume and newest is None and there:
-        raise UsageError(f"{directory} has no complete checkpoint to resume from; --overwrite starts over")
+    if resume and newest is None and there and not has_run:
+        raise UsageError(f"{directory} has no run in it to resume; choose another output_dir")
     ours = [path for path in there if path.name in _OURS or path.name.startswith(_OURS_TOO)]
-    return Plan(directory, newest if resume else None, ours if overwrite else [], data)
+    return Plan(
+        directory, newest if resume else None, resume and newest is None, ours if overwrite else [], data
+    )
 
 
 def carry_out(
@@ -89,7 +97,7 @@ def carry_out(
     return Job(
         name=settings.run_name,
         command=_command(plan, settings, artifacts, say),
-        env=llamafactory_environment(settings) if external else {},
+        env=llamafactory_environment(settings) if external else _TORCHRUN_WAITS,
         artifacts=artifacts,
         kind="sft",
         config=msgspec.to_builtins(settings),

@@ -16,7 +16,6 @@ import orjson
 
 from rollbook.data.llamafactory import DatasetEntry, Unsuitable, conversation_row, register
 from rollbook.data.output import RowOutput
-from rollbook.errors import UsageError
 from rollbook.policies.base import Message
 from rollbook.records.atomic import write_atomic
 from rollbook.records.layout import sanitize
@@ -91,8 +90,6 @@ def _write(datasets: Sequence[DatasetSettings], path: Path) -> LfDataset:
                     for _ in range(copies):
                         output.write(orjson.dumps(row))
         report.samples = output.rows
-        if not output.rows:
-            raise UsageError(f"{path}: nothing to learn from is left; {report.told()}")
     return LfDataset(register(path, DatasetEntry()), path, report)
 
 

@@ -58,9 +58,12 @@ def llamafactory_command(
     """Convert the data, write its YAML, and return what is to be run; `say` hears what became of the rows."""
     refuse_what_it_cannot(settings)
     data = write_lf_data(settings, artifacts)
+    say(f"LLaMA-Factory cuts rows off after {settings.data.max_length} tokens, and does not count them")
     for part in (data.train, data.eval):
         if part is not None:
             say(f"{part.path.name}: {part.report.told()}")
+            if not part.report.samples:
+                raise UsageError(f"{part.path}: nothing to learn from is left; {part.report.told()}")
             _refuse_plain_text(settings, part.report.plain_text)
     arguments = llamafactory_arguments(settings, artifacts, resume=resume)
     path = settings.output_dir(artifacts).absolute() / ARGUMENTS
@@ -138,7 +141,7 @@ def refuse_what_it_cannot(settings: SftSettings) -> None:
 def _refuse_data(settings: SftSettings) -> None:
     data = settings.data
     if data.too_long == "drop":
-        raise _refusal("data.too_long drop", "it cuts off what is too long: write data.too_long: truncate")
+        raise _refusal("data.too_long drop", "it cuts off what is too long: leave that to it, or truncate")
     for place, dataset in enumerate(data.train):
         if dataset.weight != int(dataset.weight):
             raise _refusal(

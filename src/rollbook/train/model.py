@@ -74,10 +74,25 @@ class TrainedModel:
         logits: Tensor = output.logits
         return logits
 
+    def stop_at(self, tokens: set[int]) -> list[int]:
+        """Whoever generates shall stop at these, the ends of the replies; returns those it did not yet."""
+        config = self.base.generation_config
+        ends = _as_list(config.eos_token_id)
+        added = sorted(tokens - set(ends))
+        if added:
+            config.eos_token_id = [*ends, *added]
+        return added
+
     @property
     def head_dtype(self) -> torch.dtype:
         dtype: torch.dtype = self.base.get_output_embeddings().weight.dtype
         return dtype
+
+    @property
+    def positions(self) -> int | None:
+        """How long a sequence may be by the model's config, where that says so."""
+        most: int | None = getattr(self.base.config.get_text_config(), "max_position_embeddings", None)
+        return most
 
     @property
     def blocks(self) -> list[nn.Module]:
@@ -116,19 +131,25 @@ def load_model(
     silence: Any = transformers_logging.disable_progress_bar  # a log has no carriage returns
     silence()
     torch.manual_seed(seed)
+    if checkpoint is not None and (settings.lora is not None) != _holds_adapters(checkpoint):
+        kind = "adapters" if _holds_adapters(checkpoint) else "a whole model"
+        raise UsageError(f"{checkpoint} holds {kind}: set model.lora as it was, or start with --overwrite")
     source = checkpoint if checkpoint is not None and settings.lora is None else _source(settings)
+    words = checkpoint or settings.tokenizer or source
     try:
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint or settings.tokenizer or source)
+        tokenizer = AutoTokenizer.from_pretrained(words)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the tokenizer of {words}: {_first_line(error)}") from error
+    try:
         if source is None:
             model = _from_config(settings.config or {}, dtype)
         else:
             load: Any = AutoModelForCausalLM.from_pretrained
-            adapter = (source / "adapter_config.json").exists()
-            model = _merged(source, dtype) if adapter else load(source, dtype=dtype)
+            model = _merged(source, dtype) if _holds_adapters(source) else load(source, dtype=dtype)
     except (OSError, ValueError) as error:
-        raise UsageError(f"model: {source or settings.config}: {_first_line(error)}") from error
+        raise UsageError(f"model: {source}: {_first_line(error)}") from error
     if settings.chat_template is not None and checkpoint is None:
-        tokenizer.chat_template = Path(settings.chat_template).read_text()
+        tokenizer.chat_template = _template(Path(settings.chat_template))
     _check_vocabulary(model, tokenizer)
     _stop_where_the_tokenizer_does(model, tokenizer)
     model.config.use_cache = False
@@ -157,7 +178,18 @@ def _source(settings: ModelSettings) -> Path | None:
     path = Path(str(settings.path))
     if not path.is_dir():
         raise UsageError(f"model.path {path}: no such directory")
-    return path
+    return path.absolute()  # adapters name their base, and are read from anywhere
+
+
+def _holds_adapters(directory: Path) -> bool:
+    return (directory / "adapter_config.json").exists()
+
+
+def _template(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise UsageError(f"model.chat_template {path}: {error.strerror}") from None
 
 
 def _from_config(values: dict[str, Any], dtype: torch.dtype) -> Any:
@@ -168,7 +200,10 @@ def _from_config(values: dict[str, Any], dtype: torch.dtype) -> Any:
     if kind is None:
         raise UsageError("model.config.model_type is missing; write llama, qwen3, ...")
     build: Any = AutoModelForCausalLM.from_config
-    return build(AutoConfig.for_model(kind, **given), dtype=dtype)
+    try:
+        return build(AutoConfig.for_model(kind, **given), dtype=dtype)
+    except Exception as error:  # every family checks its sizes in its own way
+        raise UsageError(f"model.config: {kind}: {str(error).strip().splitlines()[-1].strip()}") from error
 
 
 def _merged(source: Path, dtype: torch.dtype) -> Any:
@@ -182,15 +217,18 @@ def _with_adapters(model: Any, lora: LoraSettings, seed: int) -> Any:
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(seed)
-    alpha = 2 * lora.rank if lora.alpha is None else lora.alpha
+    alpha: Any = 2 * lora.rank if lora.alpha is None else lora.alpha  # a number; peft says int
     config = LoraConfig(
         r=lora.rank,
-        lora_alpha=int(alpha),
+        lora_alpha=alpha,
         lora_dropout=lora.dropout,
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, config)
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise UsageError(f"model.lora: {_first_line(error)}") from error
 
 
 def _check_vocabulary(model: Any, tokenizer: Any) -> None:
@@ -207,14 +245,17 @@ def _stop_where_the_tokenizer_does(model: Any, tokenizer: Any) -> None:
     if end is None:
         return
     for config in (model.config, model.generation_config):
-        known = config.eos_token_id
-        ends = [] if known is None else known if isinstance(known, list) else [known]
+        ends = _as_list(getattr(config, "eos_token_id", None))
         if end not in ends:
             # Of another vocabulary (a config's default) unless it is one of the tokenizer's own specials.
             kept = [other for other in ends if other in tokenizer.all_special_ids]
             config.eos_token_id = [*kept, end] if kept else end
-        if config.pad_token_id is None and tokenizer.pad_token_id is not None:
+        if getattr(config, "pad_token_id", None) is None and tokenizer.pad_token_id is not None:
             config.pad_token_id = tokenizer.pad_token_id
+
+
+def _as_list(tokens: Any) -> list[int]:
+    return [] if tokens is None else [*tokens] if isinstance(tokens, list) else [tokens]
 
 
 def _first_line(error: Exception) -> str:

@@ -6,7 +6,6 @@ the number of the step: the batches of a killed and resumed run are those of one
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,8 +53,3 @@ def rows_of_epoch(
     bins = [[int(order[place]) for place in some] for some in best_fit(lengths[order], capacity)]
     chance = np.random.default_rng([seed, epoch, 1])
     return [bins[place] for place in chance.permutation(len(bins))]
-
-
-def steps_in(rows: int, rows_a_step: int) -> int:
-    """The last step of an epoch may be smaller than the others; nothing is left out."""
-    return math.ceil(rows / rows_a_step)

@@ -5,11 +5,16 @@
 - Head: chunked log-probabilities are those of the model's own logits. A model that caps or scales its logits
   is run with its own head instead, and that is said.
 - Mask: every sample has something to learn, and the stop token is learned, or the model would never stop.
+
+The first two compare numbers, and bfloat16 rounds away what they look for: the weights are widened to float32
+for them, and are what they were afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
 
 import torch
 
@@ -34,9 +39,34 @@ def probes(samples: Sequence[Sample]) -> list[Sample]:
     ]
 
 
-@torch.no_grad()
+@contextmanager
+def in_float32(model: TrainedModel) -> Iterator[None]:
+    """Widening and rounding back changes no bit of a bfloat16 weight."""
+    halves = [
+        tensor
+        for tensor in chain(model.model.parameters(), model.model.buffers())
+        if tensor.dtype is torch.bfloat16
+    ]
+    try:
+        for tensor in halves:
+            tensor.data = tensor.data.float()
+        yield
+    finally:
+        for tensor in halves:
+            tensor.data = tensor.data.bfloat16()
+
+
 def packing_keeps_apart(model: TrainedModel, samples: Sequence[Sample], device: torch.device) -> str | None:
     """None if it does; else what was seen. The model must be set to pack already."""
+    problem = _apart(model, samples, device)  # with the kernels that training will use
+    if problem is None and model.head_dtype is not torch.float32:
+        with in_float32(model):
+            problem = _apart(model, samples, device)
+    return problem
+
+
+@torch.no_grad()
+def _apart(model: TrainedModel, samples: Sequence[Sample], device: torch.device) -> str | None:
     was_training = model.model.training
     model.model.eval()
     try:
@@ -44,6 +74,8 @@ def packing_keeps_apart(model: TrainedModel, samples: Sequence[Sample], device: 
         alone = torch.cat([model.logprobs(packed_batch([sample]).to(device)) for sample in samples])
         model.use_packing(False)
         plain = torch.cat([model.logprobs(padded_batch([sample]).to(device)) for sample in samples])
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # a model's own code, asked for something it was not made for
         return f"the model cannot run a packed batch ({type(error).__name__}: {error})"
     finally:
@@ -57,11 +89,19 @@ def packing_keeps_apart(model: TrainedModel, samples: Sequence[Sample], device: 
     return None
 
 
-@torch.no_grad()
 def head_matches(model: TrainedModel, samples: Sequence[Sample], device: torch.device) -> bool:
     """Whether the chunked head gives what the model's own logits give."""
     if not model.chunks_head:
         return False
+    try:
+        with in_float32(model):
+            return _same_head(model, samples, device)
+    except torch.OutOfMemoryError:
+        return _same_head(model, samples, device)
+
+
+@torch.no_grad()
+def _same_head(model: TrainedModel, samples: Sequence[Sample], device: torch.device) -> bool:
     batch = (packed_batch if model.packs else padded_batch)(samples).to(device)
     was_training = model.model.training
     model.model.eval()
@@ -76,8 +116,9 @@ def head_matches(model: TrainedModel, samples: Sequence[Sample], device: torch.d
     return bool(torch.allclose(chunked, own, rtol=tolerance, atol=tolerance))
 
 
-def stop_token_is_trained(chat: ChatTokenizer, samples: Sequence[Sample]) -> None:
-    """The last learned token of a reply must be one that ends it."""
+def stop_token_is_trained(chat: ChatTokenizer, samples: Sequence[Sample]) -> set[int]:
+    """The last learned token of a reply must be one that ends it. Returns those there are."""
+    found = set()
     for sample in samples:
         places = sample.trained.nonzero()[0]
         if not len(places):
@@ -87,5 +128,7 @@ def stop_token_is_trained(chat: ChatTokenizer, samples: Sequence[Sample]) -> Non
             shown = chat.tokenizer.decode([last])
             raise SelfTestError(
                 f"replies end in {shown!r}, which is no stop token, so the model would not learn to stop. "
-                "Set model.chat_template to a template that ends each reply with one; --dry-run shows one"
+                "Set model.chat_template to a template that ends each reply with one"
             )
+        found.add(last)
+    return found

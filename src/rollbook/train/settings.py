@@ -6,6 +6,7 @@ result is handed over in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -19,12 +20,26 @@ BLOCK = ("runtime_info", "input")
 Schedule = Literal["cosine", "linear", "constant"]
 
 
+def _at_least(least: int, settings: msgspec.Struct, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not least <= value < math.inf:
+            raise ValueError(f"{name} must be at least {least}, not {value}")
+
+
 class LoraSettings(msgspec.Struct, kw_only=True):
     """Adapters on all linear layers."""
 
     rank: int = 32
     alpha: float | None = None  # twice the rank
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        _at_least(1, self, "rank")
+        if self.alpha is not None and not self.alpha > 0:
+            raise ValueError(f"alpha must be more than 0, not {self.alpha}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and less than 1, not {self.dropout}")
 
 
 class ModelSettings(msgspec.Struct, kw_only=True):
@@ -46,14 +61,20 @@ class DatasetSettings(msgspec.Struct, kw_only=True):
     weight: float = 1.0  # how often an epoch goes through it; 0.5 is half of it, 2 is twice
     format: Literal["auto", "messages", "prompt_completion", "alpaca", "sharegpt"] = "auto"
 
+    def __post_init__(self) -> None:
+        _at_least(0, self, "weight")
+
 
 class DataSettings(msgspec.Struct, kw_only=True):
     train: list[DatasetSettings]
     eval: list[DatasetSettings] = []
     max_length: int = 1024
-    too_long: Literal["drop", "truncate"] = "drop"
+    too_long: Literal["auto", "drop", "truncate"] = "auto"  # drop; LLaMA-Factory can only truncate
     train_on: Literal["assistant", "last"] = "assistant"  # every reply, or only the last one
     packing: Literal["auto", "on", "off"] = "auto"
+
+    def __post_init__(self) -> None:
+        _at_least(2, self, "max_length")
 
 
 class TrainingSettings(msgspec.Struct, kw_only=True):
@@ -78,18 +99,23 @@ class TrainingSettings(msgspec.Struct, kw_only=True):
     seed: int = 42
 
     def __post_init__(self) -> None:
-        at_least_one = (
-            "per_device_train_batch_size",
-            "gradient_accumulation_steps",
-            "logging_steps",
-            "save_steps",
-        )
-        for name in (*at_least_one, "max_steps", "eval_steps", "save_total_limit"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"training.{name} must be at least 1, not {value}")
-        if self.num_train_epochs <= 0 and self.max_steps is None:
-            raise ValueError(f"training.num_train_epochs must be more than 0, not {self.num_train_epochs}")
+        _at_least(
+            1, self, "per_device_train_batch_size", "gradient_accumulation_steps",
+            "logging_steps", "save_steps", "max_steps", "eval_steps", "save_total_limit",
+        )  # fmt: skip
+        _at_least(
+            0, self, "learning_rate", "warmup_ratio", "warmup_steps", "weight_decay",
+            "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "seed",
+        )  # fmt: skip
+        for name in ("adam_beta1", "adam_beta2"):
+            if getattr(self, name) >= 1:
+                raise ValueError(f"{name} must be less than 1, not {getattr(self, name)}")
+        if self.warmup_ratio > 1:
+            raise ValueError(f"warmup_ratio is a part of all steps, so not {self.warmup_ratio}")
+        if not 0 < self.num_train_epochs < math.inf and self.max_steps is None:
+            raise ValueError(f"num_train_epochs must be more than 0, not {self.num_train_epochs}")
+        if Path(self.output_dir).name in ("", ".."):
+            raise ValueError(f"output_dir {self.output_dir!r} has no name of its own; write demo")
 
 
 class LlamaFactorySettings(msgspec.Struct, kw_only=True):
@@ -159,7 +185,11 @@ def _check(settings: SftSettings) -> None:
         raise UsageError("model: give exactly one of path, from (a config.yaml) and config (random weights)")
     if model.config is not None and model.tokenizer is None:
         raise UsageError("model.tokenizer is missing; a model built from a config has none of its own")
+    if model.config is not None and model.lora is not None:
+        raise UsageError("model.lora: adapters are saved without the weights below them; set model.path")
     if not settings.data.train:
         raise UsageError("data.train is empty; name a file")
+    if settings.training.eval_steps is not None and not settings.data.eval:
+        raise UsageError("training.eval_steps is set and data.eval is empty; name a file to evaluate on")
     if settings.processes < 1:
         raise UsageError(f"processes must be at least 1, not {settings.processes}")

@@ -1,12 +1,13 @@
 """Supervised fine-tuning: the story of a run, from its settings to its last checkpoint.
 
 Any kill leaves a directory from which the same command with `--resume` goes on, to the same weights and the
-same log as a run that was never killed. SIGTERM saves, and then ends.
+same log as a run that was never killed. SIGTERM and Ctrl-C save, and then end; a second Ctrl-C ends at once.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import random
 import signal
 import time
@@ -28,6 +29,7 @@ from rollbook.train.checkpointing import (
     rotate,
     save_checkpoint,
 )
+from rollbook.train.continuity import made_from, state_to_go_on_from
 from rollbook.train.engine import Engine, StepResult
 from rollbook.train.feed import Feed, make_corpus, told
 from rollbook.train.model import DTYPES, TrainedModel, load_model
@@ -36,14 +38,15 @@ from rollbook.train.processes import Processes
 from rollbook.train.schedule import learning_rate, warmup_steps
 from rollbook.train.settings import DatasetSettings, SftSettings
 from rollbook.train.token_store import Corpus
-from rollbook.train.trainer_files import NoFiles, TrainerFiles, new_state
+from rollbook.train.trainer_files import NoFiles, TrainerFiles, new_state, own_state
 from rollbook.train.window import Window
 
 Say = Callable[[str], None]
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Stopped(RollbookError):
-    """SIGTERM: everything is saved, and `--resume` goes on."""
+    """By a signal: everything is saved, and `--resume` goes on."""
 
     exit_code = 130
 
@@ -90,12 +93,10 @@ class Run:
             self.model.compile_blocks(replayed=plain and optimizer.takes_over_gradients)
         self.engine = Engine(self.model, optimizer, processes, max_grad_norm=training.max_grad_norm)
         self.feed = Feed(settings, self.model, self.corpus, processes, full_width=self._compiles)
-        self.total_steps = training.max_steps or max(
-            1, math.ceil(training.num_train_epochs * self.feed.steps_in_epoch)
-        )
-        self.state = new_state(self.total_steps, epochs=self._epoch_at(self.total_steps), settings=training)
-        if checkpoint is not None:
-            self._resume(checkpoint, optimizer)
+        self.total_steps = training.max_steps or self.feed.steps_in(training.num_train_epochs)
+        epochs = self.feed.epoch_at(self.total_steps)
+        self.state = new_state(self.total_steps, epochs=epochs, settings=training)
+        self._begin_or_resume(checkpoint, optimizer)
         self._stop = False
 
     @property
@@ -105,22 +106,18 @@ class Run:
 
     def to_the_end(self) -> dict[str, Any]:
         """Every step that is left, then the summary."""
-        before = signal.signal(signal.SIGTERM, self._hear)
+        heard = [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._hear) for number in heard}
         try:
             with self._files() as files:
                 self._describe()
-                began = time.monotonic()
-                window = Window()
+                window = Window(own_state(self.state)["window"])
                 for step in range(int(self.state["global_step"]) + 1, self.total_steps + 1):
                     self._one_step(step, files, window)
-                    if self._stop or self.processes.any(self._stop):
-                        self._save(step)
-                        raise Stopped(
-                            f"stopped after step {step}; it is saved: type the command with --resume"
-                        )
-                return self._summary(files, time.monotonic() - began)
+                return self._summary(files)
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _files(self) -> TrainerFiles | NoFiles:
         return TrainerFiles(self.directory, self.state) if self.processes.is_first else NoFiles()
@@ -136,46 +133,56 @@ class Run:
         )
         result = self.engine.step(list(self.feed.batches(step)), rate)
         self._account(step, result, window)
+        is_last = step == self.total_steps
         if not result.applied:
             text = f"step {step}: loss {result.loss}, grad_norm {result.grad_norm}; the step was skipped"
             self.say(f"NOT FINITE: {text}")
             files.alert("gradients are not finite", text, step)
-        if step % training.logging_steps == 0 or step == self.total_steps or not result.applied:
-            files.train_point(
-                step, window.values(rate, self._epoch_at(step)), self.state["num_input_tokens_seen"]
-            )
-            self.say(f"step {step}/{self.total_steps}: {window.line(rate)}")
-            window.clear()
-        is_last = step == self.total_steps
+        if step % training.logging_steps == 0 or is_last or not result.applied:
+            self._log(step, rate, files, window)
         if self.eval_corpus is not None and (
             is_last or (training.eval_steps and step % training.eval_steps == 0)
         ):
             self._evaluate(step, files)
-        if step % training.save_steps == 0 or is_last:
-            self._save(step)
+        is_stopping = self.processes.any(self._stop)  # asked of all: they must decide the same
+        if step % training.save_steps == 0 or is_last or is_stopping:
+            self._save(step, files)
+        if is_stopping and not is_last:
+            raise Stopped(f"stopped after step {step}; it is saved: type the command with --resume")
+
+    def _log(self, step: int, rate: float, files: TrainerFiles | NoFiles, window: Window) -> None:
+        values, speed = window.values(rate, self.feed.epoch_at(step)), window.tokens_per_second
+        window.clear()
+        files.train_point(step, values, self.state["num_input_tokens_seen"])
+        loss, norm = values["loss"], values["grad_norm"]
+        where = f"step {step}/{self.total_steps}"
+        self.say(f"{where}: loss {loss:.4f}, grad_norm {norm:.3g}, lr {rate:.3g}, {speed:,.0f} tok/s")
 
     def _account(self, step: int, result: StepResult, window: Window) -> None:
         window.add(result)
+        own = own_state(self.state)
         self.state["global_step"] = step
-        self.state["epoch"] = self._epoch_at(step)
+        self.state["epoch"] = self.feed.epoch_at(step)
         self.state["num_input_tokens_seen"] += result.real_tokens
         # Two operations a weight and token forwards, four backwards.
         self.state["total_flos"] += 6.0 * self.model.count()[0] * result.real_tokens
         if result.applied:
-            self.state["loss_sum"] += result.loss
+            own["loss_sum"] += result.loss
         else:
-            self.state["nonfinite_steps"] += 1
+            own["nonfinite_steps"] += 1
 
     def _evaluate(self, step: int, files: TrainerFiles | NoFiles) -> None:
         began = time.monotonic()
         assert self.eval_corpus is not None
         loss = self.engine.evaluate(self.feed.eval_batches(self.eval_corpus))
         seconds = time.monotonic() - began
+        batches = math.ceil(len(self.eval_corpus) / self.feed.rows_together)
         values = {
-            "epoch": self._epoch_at(step),
+            "epoch": self.feed.epoch_at(step),
             "eval_loss": loss,
             "eval_runtime": seconds,
             "eval_samples_per_second": len(self.eval_corpus) / seconds,
+            "eval_steps_per_second": batches / seconds,
         }
         best = self.state["best_metric"]
         if math.isfinite(loss) and (best is None or loss < best):
@@ -183,7 +190,8 @@ class Run:
         files.eval_point(step, values, self.state["num_input_tokens_seen"])
         self.say(f"step {step}: eval_loss {loss:.4f}")
 
-    def _save(self, step: int) -> None:
+    def _save(self, step: int, files: TrainerFiles | NoFiles) -> None:
+        files.before_checkpoint()
         if self.state["best_global_step"] == step:
             self.state["best_model_checkpoint"] = str(self.directory / f"checkpoint-{step}")
         path = save_checkpoint(self.directory, self.model, self.engine.optimizer, self.processes, self.state)
@@ -192,18 +200,19 @@ class Run:
             protected = [self.state["best_model_checkpoint"], *_handed_over(self.directory)]
             rotate(self.directory, self.settings.training.save_total_limit, [Path(p) for p in protected if p])
 
-    def _resume(self, checkpoint: Path, optimizer: Optimizer) -> None:
-        import orjson
-
-        stored = orjson.loads((checkpoint / "trainer_state.json").read_bytes())
-        if stored["max_steps"] != self.total_steps:
-            raise UsageError(
-                f"{checkpoint} is of a run of {stored['max_steps']} steps, this one of {self.total_steps}: "
-                "the data or the settings changed; restore them, or start over with --overwrite"
-            )
-        self.state.update(stored)
-        load_training_state(checkpoint, optimizer, self.model, self.processes)
-        self.say(f"resuming from {checkpoint}")
+    def _begin_or_resume(self, checkpoint: Path | None, optimizer: Optimizer) -> None:
+        origin = made_from(
+            self.settings, self.corpus, rows_a_step=self.feed.rows_a_step, packed=self.model.packs
+        )
+        if checkpoint is not None:
+            stored, changes = state_to_go_on_from(checkpoint, origin, self.total_steps)
+            load_training_state(checkpoint, optimizer, self.model, self.processes)
+            self.say(f"resuming from {checkpoint}")
+            for change in changes:
+                self.say(f"changed since then: {change}")
+            as_set = ("max_steps", "num_train_epochs", "eval_steps", "logging_steps", "save_steps")
+            self.state |= {key: value for key, value in stored.items() if key not in as_set}
+        own_state(self.state)["made_from"] = origin
 
     def _load(self, checkpoint: Path | None) -> TrainedModel:
         model = self.settings.model
@@ -223,13 +232,21 @@ class Run:
 
     def _prove(self) -> None:
         data, device = self.settings.data, self.processes.device
-        samples = [self.corpus[number] for number in range(min(64, len(self.corpus)))]
-        if has_template(self.model.tokenizer):
-            selftests.stop_token_is_trained(self.chat, samples)
-        probes = selftests.probes(samples)
+        longest, most = int(self.corpus.lengths.max()), self.model.positions
+        if most is not None and longest > most:
+            raise UsageError(
+                f"the model has {most} positions and the longest sample {longest} tokens; lower "
+                "data.max_length, or raise max_position_embeddings in the model's config"
+            )
+        self._prove_that_it_stops()
+        probes = selftests.probes([self.corpus[0], self.corpus[len(self.corpus) - 1]])
         self.model.use_packing(data.packing != "off")
         if self.model.packs:
-            problem = selftests.packing_keeps_apart(self.model, probes, device)
+            try:
+                problem = selftests.packing_keeps_apart(self.model, probes, device)
+            except torch.OutOfMemoryError:
+                self.say("that packing keeps sequences apart is proven roughly: no memory for float32")
+                problem = None
             if problem is not None and data.packing == "on":
                 raise selftests.SelfTestError(f"{problem}; set data.packing: off")
             if problem is not None:
@@ -239,8 +256,20 @@ class Run:
             self.say("the head is run whole: this model does more than a product with it")
             self.model.chunks_head = False
 
-    def _epoch_at(self, step: int) -> float:
-        return step / self.feed.steps_in_epoch
+    def _prove_that_it_stops(self) -> None:
+        if not has_template(self.model.tokenizer):
+            return
+        some = np.linspace(0, len(self.corpus) - 1, 64).astype(int)  # of every dataset
+        whole = [self.corpus[number] for number in sorted(set(some.tolist()))]
+        data = self.settings.data
+        if data.too_long == "truncate":  # one that was cut off has no end to look at
+            whole = [sample for sample in whole if len(sample.tokens) < data.max_length]
+        if not whole:
+            self.say("every sample is cut off, so the model does not learn to stop: raise data.max_length")
+        added = self.model.stop_at(selftests.stop_token_is_trained(self.chat, whole))
+        if added:
+            shown = ", ".join(repr(self.chat.tokenizer.decode([number])) for number in added)
+            self.say(f"replies end in {shown}: added to the eos_token_id of generation_config.json")
 
     def _describe(self) -> None:
         everything, trained = self.model.count()
@@ -251,16 +280,17 @@ class Run:
         self.say(f"{len(self.corpus)} samples, {tokens:,} tokens{packed}")
         self.say(f"{self.total_steps} steps of {self.feed.rows_a_step} rows")
 
-    def _summary(self, files: TrainerFiles | NoFiles, seconds: float) -> dict[str, Any]:
-        elapsed = files.elapsed_s
-        steps = max(1, self.total_steps - int(self.state["nonfinite_steps"]))
+    def _summary(self, files: TrainerFiles | NoFiles) -> dict[str, Any]:
+        elapsed, own = files.elapsed_s, own_state(self.state)
+        steps = max(1, self.total_steps - int(own["nonfinite_steps"]))
+        epochs = self.feed.epoch_at(self.total_steps)
         results = {
-            "epoch": self._epoch_at(self.total_steps),
+            "epoch": epochs,
             "num_input_tokens_seen": self.state["num_input_tokens_seen"],
             "total_flos": self.state["total_flos"],
-            "train_loss": self.state["loss_sum"] / steps,
+            "train_loss": own["loss_sum"] / steps,
             "train_runtime": elapsed,
-            "train_samples_per_second": len(self.corpus) * self._epoch_at(self.total_steps) / elapsed,
+            "train_samples_per_second": self.feed.samples_in_epoch * epochs / elapsed,
             "train_steps_per_second": self.total_steps / elapsed,
             "train_tokens_per_second": self.state["num_input_tokens_seen"] / elapsed,
         }
@@ -268,8 +298,11 @@ class Run:
         return results
 
     def _hear(self, number: int, _: object) -> None:
-        self.say("SIGTERM: saving after this step")
+        if self._stop and number == signal.SIGINT:  # a second Ctrl-C means it
+            raise KeyboardInterrupt
         self._stop = True
+        if self.processes.is_first:  # not by `say`: the signal may have come while that was printing
+            os.write(2, f"{signal.Signals(number).name}: saving after this step\n".encode())
 
 
 def _handed_over(directory: Path) -> list[Path]:

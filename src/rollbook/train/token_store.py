@@ -20,7 +20,7 @@ import orjson
 from rollbook.data.inputs import find_inputs
 from rollbook.records.atomic import make_directory, write_atomic
 from rollbook.records.checkpoints import COMPLETE
-from rollbook.train.chat import ChatTokenizer
+from rollbook.train.chat import ChatTokenizer, TemplateError
 from rollbook.train.conversations import read_conversations
 from rollbook.train.packing import Sample
 from rollbook.train.settings import DatasetSettings, DataSettings
@@ -39,6 +39,7 @@ class TokenReport(msgspec.Struct, kw_only=True):
     dropped_too_long: int = 0
     dropped_untrained: int = 0  # nothing of the assistant left in them
     reasoning_not_rendered: int = 0  # replies whose reasoning the chat template leaves out
+    source: str = ""  # the digest of the files
 
 
 class TokenStore:
@@ -96,12 +97,13 @@ def tokenised(
     *,
     advance: Callable[[], None] = lambda: None,
 ) -> TokenStore:
-    directory = cache / _digest(dataset, chat, data)
+    source = _source_digest(dataset)
+    directory = cache / _digest(source, dataset, chat, data)
     if not (directory / COMPLETE).exists():
         aside = directory.with_name(f".{directory.name}.making")
         shutil.rmtree(aside, ignore_errors=True)
         make_directory(aside)
-        _tokenise(dataset, chat, data, aside, advance)
+        _tokenise(dataset, chat, data, aside, advance, TokenReport(source=source))
         (aside / COMPLETE).touch()
         shutil.rmtree(directory, ignore_errors=True)
         aside.rename(directory)
@@ -114,18 +116,22 @@ def _tokenise(
     data: DataSettings,
     directory: Path,
     advance: Callable[[], None],
+    report: TokenReport,
 ) -> None:
-    report = TokenReport()
     with (
         (directory / "tokens.bin").open("wb") as tokens,
         (directory / "trained.bin").open("wb") as trained,
         (directory / "ends.bin").open("wb") as ends,
     ):
         hidden_before = chat.hides_reasoning
-        for _, conversation in read_conversations(dataset):
+        for row, conversation in read_conversations(dataset):
             report.rows += 1
             advance()
-            sample = _fitted(chat.sample(conversation), data, report)
+            try:
+                whole = chat.sample(conversation)
+            except TemplateError as error:
+                raise TemplateError(f"{row.path}:{row.number}: {error}") from error
+            sample = _fitted(whole, data, report)
             if sample is None:
                 continue
             report.samples += 1
@@ -140,7 +146,7 @@ def _tokenise(
 
 def _fitted(sample: Sample, data: DataSettings, report: TokenReport) -> Sample | None:
     if len(sample.tokens) > data.max_length:
-        if data.too_long == "drop":
+        if data.too_long != "truncate":
             report.dropped_too_long += 1
             return None
         report.truncated += 1
@@ -152,12 +158,17 @@ def _fitted(sample: Sample, data: DataSettings, report: TokenReport) -> Sample |
     return sample
 
 
-def _digest(dataset: DatasetSettings, chat: ChatTokenizer, data: DataSettings) -> str:
-    content = hashlib.sha256()
+def _digest(source: str, dataset: DatasetSettings, chat: ChatTokenizer, data: DataSettings) -> str:
+    content = hashlib.sha256(source.encode())
     how = [__version__, data.max_length, data.too_long, data.train_on, chat.tokenizer.chat_template]
     content.update(orjson.dumps(how))
     content.update(chat.tokenizer.backend_tokenizer.to_str().encode())
     content.update(dataset.format.encode())
+    return content.hexdigest()[:24]
+
+
+def _source_digest(dataset: DatasetSettings) -> str:
+    content = hashlib.sha256()
     for path in find_inputs([dataset.path]).paths:
         with path.open("rb") as file:
             content.update(hashlib.file_digest(file, "sha256").digest())

@@ -32,6 +32,7 @@ LOG, STATE, RESULTS, ALL_RESULTS = (
 )
 PICTURE, ALERTS = "training_loss.png", "alerts.jsonl"
 _DRAW_EVERY_S = 30.0
+_OWN = "rollbook"
 
 
 class TrainerFiles:
@@ -41,10 +42,11 @@ class TrainerFiles:
         """`state` is that of a new run (`new_state`) or of the checkpoint that is resumed."""
         self.directory = directory
         self.state = state
-        self._elapsed_before = float(state.get("elapsed_s", 0.0))
+        self._elapsed_before = float(own_state(state)["elapsed_s"])
         self._steps_before = int(state["global_step"])
         self._started = time.monotonic()
         self._drawn = 0.0
+        directory.mkdir(parents=True, exist_ok=True)
         cut_log(directory / LOG, self._steps_before)
         self._log = JsonlWriter(directory / LOG, sync=every_ms(200))
         self._alerts = JsonlWriter(directory / ALERTS, sync=every_ms(200))
@@ -69,12 +71,17 @@ class TrainerFiles:
         self._line(step, {"eval_loss": values["eval_loss"], "epoch": values.get("epoch")}, tokens)
         self.write_state()
 
+    def before_checkpoint(self) -> None:
+        """What a checkpoint is about to say is true, and lies on the disk before it does."""
+        self._log.sync()
+        self.write_state()
+
     def alert(self, title: str, text: str, step: int) -> None:
         alert = Alert(raised_at=utc_now(), level=Level.ERROR, title=title, text=text, step=step)
         self._alerts.append(alert.encode())
 
     def write_state(self) -> None:
-        self.state["elapsed_s"] = self.elapsed_s
+        own_state(self.state)["elapsed_s"] = self.elapsed_s
         write_atomic(self.directory / STATE, state_bytes(self.state), durable=False)
 
     def finish(self, results: Mapping[str, float | int]) -> None:
@@ -149,6 +156,9 @@ class NoFiles:
     def eval_point(self, step: int, values: Mapping[str, float | int], tokens: int) -> None:
         return
 
+    def before_checkpoint(self) -> None:
+        return
+
     def alert(self, title: str, text: str, step: int) -> None:
         return
 
@@ -180,15 +190,20 @@ def new_state(total_steps: int, *, epochs: float, settings: Any) -> dict[str, An
         "num_input_tokens_seen": 0,
         "num_train_epochs": math.ceil(epochs),
         "save_steps": settings.save_steps,
-        "stateful_callbacks": {},
+        "stateful_callbacks": {
+            _OWN: {"elapsed_s": 0.0, "loss_sum": 0.0, "nonfinite_steps": 0, "window": {}, "made_from": {}}
+        },
         "total_flos": 0.0,
         "train_batch_size": settings.per_device_train_batch_size,
         "trial_name": None,
         "trial_params": None,
-        "elapsed_s": 0.0,
-        "loss_sum": 0.0,
-        "nonfinite_steps": 0,
     }
+
+
+def own_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What only this trainer keeps; in the one place where the Trainer's own state takes further keys."""
+    own: dict[str, Any] = state["stateful_callbacks"][_OWN]
+    return own
 
 
 def state_bytes(state: Mapping[str, Any]) -> bytes:
@@ -196,16 +211,15 @@ def state_bytes(state: Mapping[str, Any]) -> bytes:
 
 
 def cut_log(path: Path, step: int) -> None:
-    """Without the lines of steps after `step`, which are about to be done again."""
+    """Without the lines of steps after `step`, and of the end, which are about to be written again."""
     if not path.exists():
         return
-    kept, whole = [], True
+    kept = []
     for line in read_lines(path):
-        if int(orjson.loads(line.data).get("current_steps", 0)) <= step:
+        row = orjson.loads(line.data)
+        if int(row.get("current_steps", 0)) <= step and ("loss" in row or "eval_loss" in row):
             kept.append(line.data + b"\n")
-        else:
-            whole = False
-    if not whole or path.stat().st_size != sum(map(len, kept)):
+    if path.stat().st_size != sum(map(len, kept)):
         write_atomic(path, b"".join(kept))
 
 

@@ -1,4 +1,8 @@
-"""The numbers of the steps since the last logged one."""
+"""The numbers of the steps since the last logged one.
+
+They live in the state of the run, so a checkpoint between two logged steps holds them, and the line that a
+resumed run writes next is about the same steps as that of a run that was never killed.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +10,40 @@ import time
 
 from rollbook.train.engine import StepResult
 
+Sums = dict[str, float]
+
 
 class Window:
-    def __init__(self) -> None:
-        self.clear()
+    def __init__(self, sums: Sums) -> None:
+        """`sums` is the place in the state; it is changed there."""
+        self._sums = sums
+        self._tokens_here, self._began = 0, time.monotonic()
+        if not sums:
+            self.clear()
 
     def clear(self) -> None:
-        self._loss_sum = 0.0
-        self._steps = 0
-        self._grad_norm = 0.0
-        self._tokens = 0
-        self._allocated = 0
-        self._began = time.monotonic()
+        self._sums.update(loss=0.0, steps=0, grad_norm=0.0, tokens=0, allocated=0)
+        self._tokens_here, self._began = 0, time.monotonic()
 
     def add(self, result: StepResult) -> None:
-        self._loss_sum += result.loss
-        self._steps += 1
-        self._grad_norm = result.grad_norm
-        self._tokens += result.real_tokens
-        self._allocated += result.allocated_tokens
-
-    @property
-    def _loss(self) -> float:
-        return self._loss_sum / max(1, self._steps)
+        sums = self._sums
+        sums["loss"] += result.loss
+        sums["steps"] += 1
+        sums["grad_norm"] = result.grad_norm
+        sums["tokens"] += result.real_tokens
+        sums["allocated"] += result.allocated_tokens
+        self._tokens_here += result.real_tokens
 
     def values(self, rate: float, epoch: float) -> dict[str, float]:
+        sums = self._sums
         return {
-            "loss": self._loss,
-            "grad_norm": self._grad_norm,
+            "loss": sums["loss"] / max(1, sums["steps"]),
+            "grad_norm": sums["grad_norm"],
             "learning_rate": rate,
             "epoch": epoch,
-            "packing_efficiency": self._tokens / max(1, self._allocated),
+            "packing_efficiency": sums["tokens"] / max(1, sums["allocated"]),
         }
 
-    def line(self, rate: float) -> str:
-        speed = self._tokens / max(1e-9, time.monotonic() - self._began)
-        return f"loss {self._loss:.4f}, grad_norm {self._grad_norm:.3g}, lr {rate:.3g}, {speed:,.0f} tok/s"
+    @property
+    def tokens_per_second(self) -> float:
+        return self._tokens_here / max(1e-9, time.monotonic() - self._began)

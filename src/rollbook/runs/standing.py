@@ -29,7 +29,8 @@ _TREND_POINTS = 20
 _SILENT_S = 60.0  # a collector writes every second
 _CLOCK_SLACK_S = 2.0
 _FLAT = 0.01  # a relative change below this is no trend
-_HEADLINES = ("loss", "train_mean_nll", "env/all/reward/total", "reward")
+# The first that a run has: the loss of a run that has rewards says little.
+_HEADLINES = ("env/all/reward/total", "reward", "loss", "train_mean_nll")
 _DURATION = re.compile(r"(?:(\d+) days?, )?(\d+):(\d\d):(\d\d)")
 
 
@@ -76,8 +77,8 @@ def standing_of(directory: Path, progress_file: Path | None = None) -> Standing:
 
 def _from_trainer_log(path: Path, standing: Standing) -> None:
     standing.source = path.name
-    points: list[float] = []
-    for row in _tail_rows(path):
+    rows = list(_tail_rows(path))
+    for row in rows:
         step = next((row[key] for key in ("current_steps", "step", "global_step") if key in row), None)
         standing.step = step if isinstance(step, int) else standing.step
         if isinstance(row.get("total_steps"), int):
@@ -85,13 +86,11 @@ def _from_trainer_log(path: Path, standing: Standing) -> None:
         if isinstance(row.get("percentage"), int | float):
             standing.percent = float(row["percentage"])
         standing.eta_s = _seconds(row.get("remaining_time")) if "remaining_time" in row else standing.eta_s
-        if isinstance(loss := row.get("loss"), int | float):
-            points.append(float(loss))
         if "loss" in row:
             standing.nonfinite = row.get("nonfinite", [])
     if standing.percent is None and standing.step is not None and standing.total_steps:
         standing.percent = round(100 * standing.step / standing.total_steps, 2)
-    _set_headline(standing, "loss", points)
+    _set_headline(standing, rows)
 
 
 def _from_metrics(path: Path, standing: Standing) -> None:
@@ -110,11 +109,7 @@ def _from_metrics(path: Path, standing: Standing) -> None:
         standing.percent = round(100 * fraction, 2)
         standing.total_steps = round(standing.step / fraction)
         standing.eta_s = _eta(steps, standing.total_steps)
-    for name in _HEADLINES:
-        points = [float(row[name]) for _, row in steps if isinstance(row.get(name), int | float)]
-        if points:
-            _set_headline(standing, name, points)
-            return
+    _set_headline(standing, [row for _, row in steps])
 
 
 def newest_trainer_state(directory: Path) -> Path | None:
@@ -137,11 +132,7 @@ def _from_trainer_state(path: Path, standing: Standing) -> None:
     standing.total_steps = total if isinstance(total, int) and total > 0 else None
     if standing.step is not None and standing.total_steps:
         standing.percent = round(100 * standing.step / standing.total_steps, 2)
-    for name in _HEADLINES:
-        points = [float(row[name]) for row in history if isinstance(row.get(name), int | float)]
-        if points:
-            _set_headline(standing, name, points)
-            return
+    _set_headline(standing, history)
 
 
 def _from_progress(path: Path, standing: Standing) -> None:
@@ -190,10 +181,14 @@ def _unix_time(text: Any) -> float | None:
         return None
 
 
-def _set_headline(standing: Standing, name: str, points: list[float]) -> None:
+def _set_headline(standing: Standing, rows: list[dict[str, Any]]) -> None:
+    found = (
+        (name, [row[name] for row in rows if isinstance(row.get(name), int | float)]) for name in _HEADLINES
+    )
+    name, points = next(((name, points) for name, points in found if points), ("", []))
     if not points:
         return
-    standing.headline, standing.value = name, points[-1]
+    standing.headline, standing.value = name, float(points[-1])
     recent = points[-_TREND_POINTS:]
     half = len(recent) // 2
     if half:

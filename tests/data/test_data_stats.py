@@ -107,7 +107,7 @@ def test_what_is_no_number_is_counted_and_fails_nothing(tmp_path: Path, more: st
     source.write_text("\n".join(ODD) + "\n" + more)
     found = stats([source])
     (reward,) = found.fields
-    rewards = [0.5, -2.0] + [1.0] * ("reward" in more and "[1]" not in more)
+    rewards = [0.5, 1.0, -2.0] + [1.0] * ("reward" in more and "[1]" not in more)
     assert (found.rows, found.tasks) == (8 + bool(more), 3 + bool(more))
     assert reward.ok == len(rewards)
     assert reward.mean == pytest.approx(sum(rewards) / len(rewards))

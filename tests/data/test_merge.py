@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollbook.cli.main import main
+from rollbook.data import block_merge
 from rollbook.data import merge as merge_module
 from rollbook.data.job import DataManifest
 from rollbook.data.merge import Duplicates, merge
@@ -58,8 +60,24 @@ def test_all_rows_byte_by_byte(tmp_path: Path) -> None:
     assert (tmp_path / "out.jsonl").read_bytes() == b"".join(shard.read_bytes() for shard in shards)
     assert (manifest.rows_in, manifest.rows_out) == (30, 30)
     assert [record.rows for record in manifest.inputs] == [10, 10, 10]
+    digests = [hashlib.sha256(shard.read_bytes()).hexdigest() for shard in shards]
+    assert [record.sha256 for record in manifest.inputs] == digests
     assert manifest.coverage == {}
     assert json.loads((tmp_path / "out_manifest.json").read_text())["command"] == "merge"
+
+
+@pytest.mark.usefixtures("no_slow_path")
+def test_many_blocks_of_many_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_merge, "_BLOCK", 100)
+    monkeypatch.setattr(block_merge, "_PUSH_EVERY", 500)
+    shards = [
+        write(tmp_path / f"{n}.jsonl", [row(100 * n + task, text="é" * (task * n)) for task in range(60)])
+        for n in range(3)
+    ]
+    manifest = merge(shards, tmp_path / "out.jsonl")
+    assert (tmp_path / "out.jsonl").read_bytes() == b"".join(shard.read_bytes() for shard in shards)
+    digests = [hashlib.sha256(shard.read_bytes()).hexdigest() for shard in shards]
+    assert [record.sha256 for record in manifest.inputs] == digests
 
 
 @pytest.mark.usefixtures("no_slow_path")

@@ -34,7 +34,7 @@ ROW: dict[str, Any] = {
         ("0.5 < reward < 0.7", False),
         ("not correct", False),
         ("correct and not (reward < 0.5)", True),
-        ("correct == true and correct != 1", True),
+        ("correct == true and correct == 1 and correct > 0.5 and correct + 1 == 2", True),
         ("category == 'Math' or missing > 3", True),
         ("category == 'Physics' and missing > 3", False),
         ("lower(category) in ['math', 'physics']", True),

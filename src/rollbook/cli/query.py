@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rollbook.cli.common import AsJson, print_json
+from rollbook.cli.data import tidy_end
 from rollbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,13 +49,20 @@ def query(
 ) -> None:
     """SQL over runs and collections, read in place: runs, metrics, rollouts, steps, transcripts, tokens,
     checkpoints, failures."""
-    from rollbook.query.session import Session
-
     if schema:
         _print_schema(words or [], as_json)
         return
     sql, paths = _split(words or [], file)
     chosen = _format(kind, output, as_json)
+    with tidy_end():
+        _answer(sql, paths, chosen, output, overwrite=overwrite, memory=memory)
+
+
+def _answer(
+    sql: str, paths: list[str], chosen: Format, output: Path | None, *, overwrite: bool, memory: str
+) -> None:
+    from rollbook.query.session import Session
+
     session = Session(paths, memory=memory)
     if left_out := session.sources.left_out:
         what = f"{len(left_out)} dataset{'' if len(left_out) == 1 else 's'} beside collections"

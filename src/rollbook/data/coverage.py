@@ -17,10 +17,10 @@ import numpy as np
 import orjson
 
 from rollbook.data.inputs import ENDINGS
-from rollbook.data.job import manifest_path
+from rollbook.data.job import manifest_owner, manifest_path
 from rollbook.data.rows import read_rows
 from rollbook.data.shuffle import Words
-from rollbook.errors import BadFileError, UsageError
+from rollbook.errors import UsageError
 from rollbook.records.row_keys import TASK_INDEX, content_id, repeat_of, task_of
 
 
@@ -69,13 +69,15 @@ def planned_by(paths: Sequence[Path]) -> Planned:
 
 
 def _manifest_of(path: Path) -> dict[str, Any]:
+    """What stands beside a file and tells of it, not of `x.jsonl` beside this `x.parquet`."""
     beside = manifest_path(path)
     try:
+        owner = manifest_owner(beside)
+        if owner is not None and owner.name != path.name:
+            return {}
         found = orjson.loads(beside.read_bytes())
     except FileNotFoundError:
         return {}
-    except orjson.JSONDecodeError as error:
-        raise BadFileError(beside, f"not a manifest ({error}); restore it or move it away") from None
     return found if isinstance(found, dict) else {}
 
 

@@ -4,9 +4,9 @@ The text is read once, by Python's own parser but never by its evaluator: what i
 refused with a caret under it. Nothing in it can hang or grow: no powers, no repeated text, no loops but over
 the lists of the row, and regular expressions that take linear time (RE2).
 
-A missing field is null, and what is asked of null or of a value of another type has no answer. As in SQL,
-`and`, `or` and `not` carry that on where it matters, so that `not (reward < 0.5)` does not let in a row
-without a reward. `x == null` and `has(x)` ask for it.
+True is 1 and false is 0 where a number is asked for. A missing field is null, and what is asked of null or of
+a value of another type has no answer. As in SQL, `and`, `or` and `not` carry that on where it matters, so
+that `not (reward < 0.5)` does not let in a row without a reward. `x == null` and `has(x)` ask for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rollbook.data.expression_functions import FUNCTIONS, Trouble, is_number, regex_test, type_name
+from rollbook.data.expression_functions import FUNCTIONS, Trouble, regex_test, type_name
+from rollbook.data.numbers import is_number
 from rollbook.errors import UsageError
 
 LONGEST = 10_000  # characters
@@ -251,7 +252,7 @@ class _Compiler:
             if one is None or two is None:
                 return None
             if isinstance(two, list):
-                return any(_same(one, item) for item in two)
+                return any(one == item for item in two)
             if isinstance(two, str) and isinstance(one, str):
                 return one in two
             return trouble.add(f"{text}: {type_name(one)} in {type_name(two)}")
@@ -341,15 +342,10 @@ def _is_null(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def _same(one: Any, two: Any) -> bool:
-    """Equal, and true is not 1."""
-    return bool(one == two) and isinstance(one, bool) == isinstance(two, bool)
-
-
 def _equality(left: Getter, right: Getter) -> Getter:
     def compare(row: Row) -> bool | None:
         one, two = left(row), right(row)
-        return None if one is None or two is None else _same(one, two)
+        return None if one is None or two is None else bool(one == two)
 
     return compare
 

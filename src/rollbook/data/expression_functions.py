@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from rollbook.data.numbers import is_number
+
 _MANY = 20
 
 
@@ -28,10 +30,6 @@ class Function(NamedTuple):
     least: int
     most: int
     apply: Callable[..., Any]
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def type_name(value: Any) -> str:

@@ -28,7 +28,7 @@ import orjson
 from rollbook.data.inputs import ENDINGS, find_inputs
 from rollbook.data.output import RowOutput, refuse_existing
 from rollbook.data.rows import Advance, Row, RowCount, read_rows
-from rollbook.errors import UsageError
+from rollbook.errors import BadFileError, UsageError
 from rollbook.records.atomic import write_atomic
 from rollbook.records.plain import utc_now
 from rollbook.records.run_info import versions
@@ -68,6 +68,15 @@ def manifest_path(output: Path) -> Path:
     return output.with_name(f"{name}_manifest.json")
 
 
+def manifest_owner(path: Path) -> Path | None:
+    """The file a manifest tells of; None where it does not say. `x.jsonl` and `x.parquet` would share one."""
+    try:
+        output = orjson.loads(path.read_bytes()).get("output")
+    except (orjson.JSONDecodeError, AttributeError) as error:
+        raise BadFileError(path, f"not a manifest ({error}); restore it or move it away") from None
+    return path.with_name(Path(output).name) if isinstance(output, str) and output else None
+
+
 class DataJob:
     """Use as a context manager; without an output it only reads (`stats`) and writes no manifest."""
 
@@ -81,6 +90,7 @@ class DataJob:
         arguments: Mapping[str, Any] | None = None,
         seed: int | None = None,
         overwrite: bool = False,
+        takes_digests: bool = True,  # else the command takes them as it reads: `set_digest`
         advance: Advance = lambda _: None,
     ) -> None:
         found = find_inputs(inputs)
@@ -98,6 +108,8 @@ class DataJob:
         self._output = output
         self._also = list(also)
         self._overwrite = overwrite
+        self._takes_digests = takes_digests
+        self._known_digests: dict[Path, str] = {}
         outputs = [path for path in (output, *also) if path is not None]
         if len({manifest_path(path).resolve() for path in outputs}) < len(outputs):
             raise UsageError(f"outputs need names of their own: {', '.join(map(str, outputs))}")
@@ -120,7 +132,7 @@ class DataJob:
             self._end_outputs(type(error))
             self._hashing.shutdown()
             raise
-        wanted = self.paths if self.output is not None else []
+        wanted = self.paths if self.output is not None and self._takes_digests else []
         self._digests: dict[Path, Future[str]] = {
             path: self._hashing.submit(_sha256, path) for path in wanted
         }
@@ -173,6 +185,9 @@ class DataJob:
         """For commands that count by other means than `rows`."""
         self._seen[path].rows, self._seen[path].blank = rows, blank
 
+    def set_digest(self, path: Path, sha256: str) -> None:
+        self._known_digests[path] = sha256
+
     def rows_of(self, path: Path) -> int:
         return self._seen[path].rows
 
@@ -180,13 +195,16 @@ class DataJob:
     def rows_in(self) -> int:
         return sum(seen.rows for seen in self._seen.values())
 
+    def _sha256_of(self, path: Path) -> str:
+        return self._digests[path].result() if path in self._digests else self._known_digests.get(path, "")
+
     def _complete(self) -> None:
         manifest = self.manifest
         manifest.inputs = [
             InputRecord(
                 path=str(path),
                 bytes=path.stat().st_size,
-                sha256=self._digests[path].result() if path in self._digests else "",
+                sha256=self._sha256_of(path),
                 rows=seen.rows,
             )
             for path, seen in self._seen.items()
@@ -205,16 +223,19 @@ def _refuse_to_overwrite_an_input(output: Path, inputs: Sequence[Path]) -> None:
 
 
 def _refuse_foreign_manifest(output: Path) -> None:
-    """`rollouts.parquet` beside the collection `rollouts.jsonl` must not take the name of its manifest."""
+    """`rollouts.parquet` beside `rollouts.jsonl` must not take the name of its manifest."""
     path = manifest_path(output)
     try:
-        written_for = orjson.loads(path.read_bytes()).get("output")
+        owner = manifest_owner(path)
+    except BadFileError:
+        owner = None
     except (FileNotFoundError, NotADirectoryError):
         return
-    except (orjson.JSONDecodeError, AttributeError):
-        written_for = None
-    if written_for is None or Path(written_for).name != output.name:
-        raise UsageError(f"{path} belongs to another file; choose another name for {output}")
+    if owner is None or (owner.name != output.name and owner.exists()):
+        raise UsageError(
+            f"{path} belongs to {owner or 'another file'}, and {output.name} would share it; "
+            "choose a name that differs before the ending"
+        )
 
 
 def _sha256(path: Path) -> str:

@@ -6,6 +6,7 @@ the newline all at once, eight bytes at a time, because almost all of those hold
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,14 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _BLOCK = 1 << 20
-_NEWLINE = ord("\n")
+_NEWLINE, _OPEN, _CLOSE = ord("\n"), ord("{"), ord("}")
 _LONG = 400  # bytes of a line from which walking is the quicker way, measured
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Places = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class LineBlock(NamedTuple):
-    """Whole lines: their bytes, good until the next block, and where each begins and ends in them."""
+    """Whole lines: their bytes, and where each begins and ends in them."""
 
     offset: int  # of the bytes in the file
     data: Bytes
@@ -28,9 +29,11 @@ class LineBlock(NamedTuple):
     ends: Places  # without the newline
 
 
-def line_blocks(path: Path, size: int = _BLOCK) -> Iterator[LineBlock]:
+def line_blocks(path: Path, size: int = _BLOCK, ring: deque[bytearray] | None = None) -> Iterator[LineBlock]:
+    """Blocks take turns in the buffers of the ring: one is good until as many more are asked for."""
+    ring = deque([bytearray(size)]) if ring is None else ring
     offset, carried, walks = 0, 0, True
-    buffer = bytearray(size)
+    buffer = ring.popleft()
     with path.open("rb", buffering=0) as file:
         while read := file.readinto(memoryview(buffer)[carried:]):
             filled = carried + read
@@ -40,13 +43,30 @@ def line_blocks(path: Path, size: int = _BLOCK) -> Iterator[LineBlock]:
             if len(newlines):
                 end = int(newlines[-1]) + 1
                 yield _block(offset, data[:end], newlines)
-                data[: filled - end] = data[end:filled].copy()
-                offset, filled = offset + end, filled - end
+                rest = data[end:filled].tobytes()
+                ring.append(buffer)
+                buffer = ring.popleft()
+                if len(buffer) < len(rest):
+                    buffer = bytearray(2 * len(rest))
+                buffer[: len(rest)] = rest
+                offset, filled = offset + end, len(rest)
             carried = filled
             if carried == len(buffer):  # a line longer than all that was read
                 buffer = buffer + bytearray(len(buffer))
     if carried:
         yield _block(offset, np.frombuffer(buffer, dtype=np.uint8)[:carried], np.array([carried]))
+        ring.append(buffer)
+    else:
+        ring.appendleft(buffer)  # not used: the next one's turn is still to come
+
+
+def odd_lines(block: LineBlock) -> Places:
+    """Lines that do not begin with { and end with }: blank, indented, torn, or no rows at all."""
+    _, data, starts, ends = block
+    begins = data[np.minimum(starts, len(data) - 1)] == _OPEN
+    closes = data[np.maximum(ends - 1, 0)] == _CLOSE
+    found: Places = np.flatnonzero(~(begins & closes & (ends > starts)))
+    return found
 
 
 def _block(offset: int, data: Bytes, ends: Places) -> LineBlock:

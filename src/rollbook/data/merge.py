@@ -4,33 +4,29 @@ Checked are: every line a JSON object of its own, glued or torn ones named by fi
 once; and, where a manifest beside the files or a list of tasks says what to expect, that all of it is there.
 A file that does not end in a newline gets one. Memory does not grow with the rows.
 
-Plain files of our own rows are copied by blocks while DuckDB checks them on all cores. Everything else, and
-whatever that check does not like, goes row by row. (DuckDB tolerates one thing which that reader does not: a
-comma before a closing bracket.)
+Plain files of our own rows are read once and go by blocks (`block_merge.py`). Everything else, and whatever
+the check of blocks does not like, goes row by row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
 
+from rollbook.data.block_merge import merge_blocks
 from rollbook.data.coverage import Planned, TaskList, planned_by
 from rollbook.data.external_sort import ExternalSort
 from rollbook.data.job import DataJob, DataManifest
-from rollbook.data.quick_check import can_be_quick, rows_if_all_well
+from rollbook.data.quick_check import NotQuick, can_be_quick
 from rollbook.data.repeated_keys import Pairs, RepeatedKeys
 from rollbook.data.rows import Advance, Row
 from rollbook.data.scratch import scratch_beside
 from rollbook.errors import BadLineError, UsageError
 from rollbook.records.row_keys import ROLLOUT_INDEX, TASK_INDEX, repeat_of, row_key
 
-_BLOCK = 1 << 18  # small enough for the processor's cache
-_PUSH_EVERY = 64 << 20
-_NEWLINE = ord("\n")
 _SHOWN_DUPLICATES = 5
 _LAST = (1 << 64) - 1
 _ROW_BITS = 40
@@ -41,10 +37,6 @@ class Duplicates(StrEnum):
 
     ERROR = "error"
     FIRST = "first"
-
-
-class _NotQuick(Exception):
-    """The quick check has doubts; whoever reads row by row will say which."""
 
 
 def merge(
@@ -68,75 +60,34 @@ def merge(
         "repeats": repeats if tasks else None,
     }
 
-    def new_job(advance: Advance) -> DataJob:
-        return DataJob("merge", inputs, output, arguments=arguments, overwrite=overwrite, advance=advance)
+    def new_job(*, takes_digests: bool = True) -> DataJob:
+        return DataJob(
+            "merge",
+            inputs,
+            output,
+            arguments=arguments,
+            overwrite=overwrite,
+            takes_digests=takes_digests,
+            advance=advance,
+        )
 
-    planned = planned_by(new_job(advance).paths)
+    planned = planned_by(new_job().paths)
     if not ordered and tasks is None and output.suffix == ".jsonl":
         try:
-            return _merge_blocks(new_job(advance), output, planned, advance)
-        except _NotQuick:
+            return _merge_blocks(new_job(takes_digests=False), output, planned, advance)
+        except NotQuick:
             pass
     task_list = TaskList(tasks, repeats) if tasks is not None else None
-    return _RowMerge(new_job(advance), planned, task_list, ordered, duplicates).write_to(output)
+    return _RowMerge(new_job(), planned, task_list, ordered, duplicates).write_to(output)
 
 
 def _merge_blocks(job: DataJob, output: Path, planned: Planned, advance: Advance) -> DataManifest:
     if not can_be_quick(job.paths):
-        raise _NotQuick
+        raise NotQuick
     with job, scratch_beside(output) as directory:
-        with ThreadPoolExecutor(2, thread_name_prefix="merge") as pool:
-            checked = pool.submit(rows_if_all_well, job.paths, directory)
-            _BlockCopy(job, checked, pool, advance).run()
-            if checked.result() != job.rows_in:  # also with blank lines, which are not rows
-                raise _NotQuick
+        merge_blocks(job, directory, advance)
         _report_coverage(job, planned.coverage(job.rows_in), planned)
     return job.manifest
-
-
-class _BlockCopy:
-    """All inputs as they are, with the newline a file may lack; the disk begins while the rest is copied."""
-
-    def __init__(
-        self, job: DataJob, checked: Future[int | None], pool: ThreadPoolExecutor, advance: Advance
-    ) -> None:
-        assert job.output is not None
-        self._job, self._checked, self._pool, self._advance = job, checked, pool, advance
-        self._output = job.output
-        self._pushed: Future[None] | None = None
-        self._since_push = 0
-
-    def run(self) -> None:
-        for path in self._job.paths:
-            self._job.set_rows(path, self._copy(path))
-        if self._pushed is not None:
-            self._pushed.result()
-
-    def _copy(self, path: Path) -> int:
-        """Returns the number of lines."""
-        lines, last = 0, b"\n"
-        with path.open("rb", buffering=0) as file:
-            while block := file.read(_BLOCK):
-                newlines = int(np.count_nonzero(np.frombuffer(block, dtype=np.uint8) == _NEWLINE))
-                self._write(block, newlines)
-                lines, last = lines + newlines, block[-1:]
-                self._advance(len(block))
-        if last != b"\n":
-            self._write(b"\n", 1)
-            self._job.count("newlines_added")
-            lines += 1
-        return lines
-
-    def _write(self, block: bytes, lines: int) -> None:
-        if self._checked.done() and self._checked.result() is None:
-            raise _NotQuick
-        self._output.write_block(block, lines)
-        self._since_push += len(block)
-        if self._since_push >= _PUSH_EVERY and (self._pushed is None or self._pushed.done()):
-            if self._pushed is not None:
-                self._pushed.result()
-            self._pushed = self._pool.submit(self._output.push_to_disk)
-            self._since_push = 0
 
 
 class _RowMerge:

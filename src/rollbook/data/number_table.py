@@ -5,7 +5,8 @@ object here and a text there, a key twice in a row, a line that is no JSON); the
 own reader, slower, which takes all that is valid and names file and line of what is not. Both fill the same
 table.
 
-A field holds its number; null where it is missing; NaN where it is there and no finite number.
+A field holds its number (`numbers.py` says what is one); null where it is missing; NaN where it is there and
+none.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import duckdb
 
 from rollbook.data.expression import value_at
-from rollbook.data.expression_functions import is_number
+from rollbook.data.numbers import as_number, sql_number
 from rollbook.data.rows import Advance, Row, RowCount, read_rows
 from rollbook.records.row_keys import KEY, TASK_INDEX, task_of
 
@@ -93,7 +94,7 @@ class NumberTable:
         asked = "".join(f", {_quoted(name)}::varchar" for name in self._prompts)
         if asked:
             names.append(f"nullif(concat_ws('|'{asked}), '')")
-        chosen = [_number(self._text_of(field)) for field in self._fields]
+        chosen = [sql_number(self._text_of(field)) for field in self._fields]
         chosen += [_hashed(f"coalesce({', '.join(names)})"), f"{_quoted(_STOP)}->>'$'"]
         self._connection.execute(f"insert into numbers select {', '.join(chosen)} from {source}")
 
@@ -172,16 +173,8 @@ def is_named(row: Mapping[str, Any]) -> bool:
 def _as_number(value: Any) -> float | None:
     if value is None:
         return None
-    return float(value) if is_number(value) and math.isfinite(value) else math.nan
-
-
-def _number(text: str) -> str:
-    number = f"try_cast({text} as double)"
-    return (
-        f"case when {text} is null or {text} = 'null' then null"
-        f" when left({text}, 1) in ('-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9')"
-        f" and isfinite({number}) then {number} else 'nan'::double end"
-    )
+    number = as_number(value)
+    return math.nan if number is None else number
 
 
 def _hashed(text: str) -> str:

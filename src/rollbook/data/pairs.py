@@ -82,9 +82,9 @@ def _contents(
     spool = Spool()
     try:
         for number, row in pick(job.rows(), numbers):
-            spool.put(number, row.data)
+            spool.put(number, row)
         for better, worse, _ in chosen:
-            yield orjson.loads(spool.take(better)), orjson.loads(spool.take(worse))
+            yield spool.take(better).value(), spool.take(worse).value()
     finally:
         spool.close()
 

@@ -19,14 +19,11 @@ import orjson
 from rollbook.data.job import DataJob, DataManifest
 from rollbook.data.rows import Advance
 from rollbook.data.table import RolloutTable, pick
+from rollbook.data.task_fields import rollout_fields
 from rollbook.errors import UsageError
-from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX
+from rollbook.records.row_keys import TASK_INDEX
 
 PASSES_OVER_INPUT = 2
-# Of a collected row, what belongs to the rollout and not to the task.
-ROLLOUT_FIELDS = frozenset(
-    {KEY, ROLLOUT_INDEX, "reward", "response", "stop_reason", "num_turns", "logs", "source"}
-)
 _QUESTION = """
     select
         min(row), any_value(task), min(task_index), count(*), count(reward),
@@ -115,12 +112,13 @@ def profile(
         first = table.row_numbers("select min(row) from rollouts group by task")
         # Both come in the order in which the tasks first appear, so neither has to be held.
         samples = pick(job.rows(), first) if output is not None else repeat(None)
+        not_the_tasks = rollout_fields(job.paths) if output is not None else frozenset()
         for task, sample in zip(task_profiles(table, pass_reward), samples, strict=False):
             summary.add(task)
             if not task.is_in(band):
                 job.count("tasks_outside_band")
             elif sample is not None:
-                own = {k: v for k, v in sample[1].value().items() if k not in ROLLOUT_FIELDS}
+                own = {k: v for k, v in sample[1].value().items() if k not in not_the_tasks}
                 job.write(orjson.dumps(_line(task, ks, expected, own)))
         job.manifest.details = summary.report()
         job.manifest.coverage = summary.coverage(expected)

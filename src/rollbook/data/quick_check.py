@@ -1,57 +1,110 @@
-"""Every line of plain files of our own rows checked on all cores, and their number and uniqueness with it.
+"""Whole blocks of our own rows checked at once: every line a JSON object, with a key that no other row has.
 
-DuckDB parses each line whole and refuses glued, torn and garbled ones, but is not exact about where. So this
-says only whether all is well. Where it is not, or where a file is of another kind, the reader that goes row
-by row decides, and names the place.
+It says only whether all is well. Where it is not, the reader that goes row by row decides, and names the
+place. One thing it takes that the other does not: a number too large for a float, such as 1e999.
+
+Between a closing and an opening bracket JSON has a comma or, between two documents, nothing but space. So if
+every newline stands between `}` and `{`, and there are as many objects as lines, each line is one object.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import duckdb
+import msgspec
+import numpy as np
 
+from rollbook.data.line_blocks import LineBlock, odd_lines
 from rollbook.records.row_keys import KEY
 
-_MEMORY = "1GB"
-_PATTERN_CHARACTERS = frozenset("*?[]{}")
 _OUR_ROW = b'{"' + KEY.encode() + b'":"'
-# `records` is said because finding it out by itself costs DuckDB more than all the rest.
-_QUESTION = f"""
-    select coalesce(sum(times), 0), coalesce(sum(times) filter (key is null), 0),
-           count(*) filter (times > 1 and key is not null)
-    from (
-        select if({KEY} is null, null, hash({KEY})) as key, count(*) as times
-        from read_json(?, format = 'newline_delimited', records = true, columns = {{'{KEY}': 'VARCHAR'}})
-        group by key
-    )
-"""
+_ASCII = 128
+_HELD = 1 << 22  # hashes of keys, of eight bytes each
+_BUCKET_BITS = 6
+
+Hashes = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class NotQuick(Exception):
+    """The quick check has doubts; whoever reads row by row will say which."""
+
+
+class _Keyed(msgspec.Struct, gc=False):
+    """All that is taken from a row; the rest is parsed and left."""
+
+    key: str = msgspec.field(name=KEY)
 
 
 def can_be_quick(paths: Sequence[Path]) -> bool:
-    return all(
-        path.suffix in (".jsonl", ".ndjson")
-        and not _PATTERN_CHARACTERS.intersection(str(path))
-        and _begins_like_ours(path)
-        for path in paths
-    )
+    return all(path.suffix in (".jsonl", ".ndjson") and _begins_like_ours(path) for path in paths)
 
 
-def rows_if_all_well(paths: Sequence[Path], directory: Path) -> int | None:
-    """The number of rows, if every line is a JSON object and has a key that no other has; else None."""
-    with duckdb.connect() as connection:
-        connection.execute(f"set memory_limit = '{_MEMORY}'")
-        connection.execute("set temp_directory = ?", [str(directory)])
-        connection.execute("set preserve_insertion_order = false")
-        connection.execute("set enable_progress_bar = false")  # it has its own idea of when to draw one
+class QuickCheck:
+    """`add` every block, then `finish`; either raises NotQuick."""
+
+    def __init__(self, directory: Path) -> None:
+        self._decode = msgspec.json.Decoder(_Keyed).decode_lines
+        self._keys = _DifferentKeys(directory)
+
+    def add(self, block: LineBlock) -> None:
+        data = block.data.data
         try:
-            [(rows, keyless, repeated)] = connection.execute(
-                _QUESTION, [[str(path) for path in paths]]
-            ).fetchall()
-        except duckdb.Error:
-            return None
-    return None if keyless or repeated else int(rows)
+            if len(odd_lines(block)):
+                raise NotQuick
+            if block.data.max() >= _ASCII:
+                str(data, "utf-8")  # the parser does not look at bytes of text that it leaves
+            rows = self._decode(data)
+        except (ValueError, RecursionError):  # msgspec's errors and wrong UTF-8 are values' errors
+            raise NotQuick from None
+        if len(rows) != len(block.ends):
+            raise NotQuick
+        self._keys.add(np.array([hash(row.key) for row in rows], dtype=np.int64))
+
+    def finish(self) -> None:
+        if not self._keys.are_different():
+            raise NotQuick
+
+
+class _DifferentKeys:
+    """Whether any number of hashes all differ. Those of two keys may be the same: a doubt, not an error."""
+
+    def __init__(self, directory: Path) -> None:
+        self._paths = [directory / f"hashes-{bucket}" for bucket in range(1 << _BUCKET_BITS)]
+        self._held: list[Hashes] = []
+        self._count = 0
+        self._are_aside = False
+
+    def add(self, hashes: Hashes) -> None:
+        self._held.append(hashes)
+        self._count += len(hashes)
+        if self._count >= _HELD:
+            self._put_aside()
+
+    def are_different(self) -> bool:
+        if not self._are_aside:
+            return _all_different(self._taken())
+        self._put_aside()
+        return all(_all_different(np.fromfile(path, dtype=np.int64)) for path in self._paths if path.exists())
+
+    def _taken(self) -> Hashes:
+        hashes = np.concatenate([np.empty(0, dtype=np.int64), *self._held])
+        self._held, self._count = [], 0
+        return hashes
+
+    def _put_aside(self) -> None:
+        hashes = self._taken()
+        self._are_aside = True
+        bucket = hashes & (len(self._paths) - 1)
+        for number, path in enumerate(self._paths):
+            with path.open("ab") as file:
+                hashes[bucket == number].tofile(file)
+
+
+def _all_different(hashes: Hashes) -> bool:
+    hashes.sort()
+    return not bool((hashes[1:] == hashes[:-1]).any())
 
 
 def _begins_like_ours(path: Path) -> bool:

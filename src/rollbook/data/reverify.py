@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from rollbook.data.job import DataJob, DataManifest
-from rollbook.data.rollouts import reward_of
+from rollbook.data.rollouts import reward_of, stored_reply
 from rollbook.data.rows import Advance, Row
 from rollbook.envs.agent import EnvironmentAgent, Episode
 from rollbook.envs.agents import GYM, VERIFIERS
@@ -120,7 +120,7 @@ async def _grade(
 
 def _take_over(value: dict[str, Any], episode: Episode, job: DataJob, changes: _Changes) -> None:
     old = reward_of(value)
-    told = [text_of(message) for message in _stored(value) if message["role"] != "assistant"]
+    told = [text_of(message) for message in stored_reply(value) if message["role"] != "assistant"]
     now = [text_of(message) for message in episode.messages if message.get("role") != "assistant"]
     if told[: len(now)] != now[: len(told)]:
         job.count("environment_answered_otherwise")
@@ -144,14 +144,8 @@ class _Replay:
         return None
 
 
-def _stored(value: Mapping[str, Any]) -> list[Message]:
-    response = value.get("response")
-    output = response.get("output") if isinstance(response, Mapping) else None
-    return to_chat(output) if output else []
-
-
 def _stored_replies(value: Mapping[str, Any]) -> list[Message]:
-    return [message for message in _stored(value) if message["role"] == "assistant"]
+    return [message for message in stored_reply(value) if message["role"] == "assistant"]
 
 
 class _Changes:

@@ -1,7 +1,8 @@
 """Task rows for RL, each with the pass rate that its rollouts showed.
 
 With the file the tasks came from, its rows are used as they are; without it, a task's row is what its first
-rollout carried along. A band of pass rates makes it a curriculum: neither hopeless nor solved.
+rollout carried along, less what differs between rollouts of one task. A band of pass rates makes it a
+curriculum: neither hopeless nor solved.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any
 import orjson
 
 from rollbook.data.job import DataJob, DataManifest
-from rollbook.data.profile import ROLLOUT_FIELDS, Band, TaskProfile, task_profiles
+from rollbook.data.profile import Band, TaskProfile, task_profiles
 from rollbook.data.rows import Advance, read_rows
 from rollbook.data.table import RolloutTable, pick
+from rollbook.data.task_fields import rollout_fields
 from rollbook.errors import UsageError
 from rollbook.records.row_keys import input_id
 
@@ -42,8 +44,9 @@ def rl(
         if tasks is None:
             first = table.row_numbers("select min(row) from rollouts group by task")
             found = zip(task_profiles(table, pass_reward), pick(job.rows(), first), strict=False)
+            not_the_tasks = rollout_fields(job.paths)
             for task, (_, row) in found:
-                own = {key: value for key, value in row.value().items() if key not in ROLLOUT_FIELDS}
+                own = {key: value for key, value in row.value().items() if key not in not_the_tasks}
                 _write(job, own, task, band)
         else:
             _join(job, table, tasks, pass_reward, band)

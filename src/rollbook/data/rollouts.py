@@ -7,10 +7,10 @@ read here, and nowhere else: everything that makes datasets asks these functions
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rollbook.data.numbers import as_number
 from rollbook.policies.base import Message
 from rollbook.policies.conversion import chat_tools, to_chat
 
@@ -18,11 +18,8 @@ Value = dict[str, Any]
 
 
 def reward_of(row: Mapping[str, Any]) -> float | None:
-    """A finite number, or None: a missing reward is never a zero."""
-    reward = row.get("reward")
-    if isinstance(reward, int | float) and math.isfinite(reward):
-        return float(reward)
-    return None
+    """A missing reward is never a zero."""
+    return as_number(row.get("reward"))
 
 
 def output_tokens_of(row: Mapping[str, Any]) -> int | None:
@@ -41,17 +38,22 @@ def is_truncated(row: Mapping[str, Any]) -> bool:
 
 
 def prompt_of(row: Mapping[str, Any]) -> list[Message]:
+    """The messages before the first reply; none where what stands there is no conversation."""
     params = row.get("responses_create_params")
-    if not isinstance(params, Mapping) or not params.get("input"):
+    if not isinstance(params, Mapping):
         return []
-    return with_objects(to_chat(params["input"], params.get("instructions")))
+    return with_objects(_chat(params.get("input"), params.get("instructions")))
 
 
 def reply_of(row: Mapping[str, Any]) -> list[Message]:
     """Everything after the prompt: replies with reasoning and tool calls, tool results, further turns."""
+    return with_objects(stored_reply(row))
+
+
+def stored_reply(row: Mapping[str, Any]) -> list[Message]:
+    """The same with the arguments of tool calls as the model wrote them."""
     response = row.get("response")
-    output = response.get("output") if isinstance(response, Mapping) else None
-    return with_objects(to_chat(output)) if isinstance(output, list | str) and output else []
+    return _chat(response.get("output")) if isinstance(response, Mapping) else []
 
 
 def tools_of(row: Mapping[str, Any]) -> list[Value]:
@@ -78,6 +80,15 @@ def with_objects(messages: Sequence[Message]) -> list[Message]:
                 if isinstance(parsed, dict):
                     function["arguments"] = parsed
     return list(messages)
+
+
+def _chat(items: Any, instructions: Any = None) -> list[Message]:
+    if not isinstance(items, list | str) or not items:
+        return []
+    try:
+        return to_chat(items, instructions)
+    except (TypeError, KeyError, AttributeError, ValueError):  # an item that is no message
+        return []
 
 
 def _usage(row: Mapping[str, Any]) -> dict[str, int]:

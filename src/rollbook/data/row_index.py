@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from rollbook.data.line_blocks import Bytes, Places, line_blocks
+from rollbook.data.line_blocks import line_blocks, odd_lines
 from rollbook.data.rows import COMPRESSED, Advance, Row, RowCount, read_rows
 from rollbook.data.shuffle import Words
 from rollbook.errors import BadLineError
@@ -23,7 +23,6 @@ from rollbook.records.jsonl import read_lines
 _BLOCK = 1 << 20
 _READ_AHEAD = 1 << 14
 _PLACE_BYTES = 16
-_OPEN, _CLOSE = ord("{"), ord("}")
 
 
 class Indexed(NamedTuple):
@@ -107,9 +106,10 @@ def _plain_copy(path: Path, directory: Path, advance: Advance) -> tuple[Path, in
 def _index(lines: Path, path: Path, places: IO[bytes], advance: Advance) -> int:
     """Append start and end of each line that holds a row; returns how many lines are blank."""
     blank = 0
-    for offset, data, starts, ends in line_blocks(lines):
+    for block in line_blocks(lines):
+        offset, data, starts, ends = block
         pairs = np.column_stack([starts, ends])
-        if len(odd := _odd_lines(data, starts, ends)):
+        if len(odd := odd_lines(block)):
             holds_row = np.ones(len(ends), dtype=bool)
             for number in odd.tolist():
                 text = data[starts[number] : ends[number]].tobytes()
@@ -122,14 +122,6 @@ def _index(lines: Path, path: Path, places: IO[bytes], advance: Advance) -> int:
         (pairs + offset).tofile(places)
         advance(len(data))
     return blank
-
-
-def _odd_lines(data: Bytes, starts: Places, ends: Places) -> Places:
-    """Lines that do not begin with { and end with }: blank, indented, torn, or no rows at all."""
-    begins = data[np.minimum(starts, len(data) - 1)] == _OPEN
-    closes = data[np.maximum(ends - 1, 0)] == _CLOSE
-    found: Places = np.flatnonzero(~(begins & closes & (ends > starts)))
-    return found
 
 
 def _value(data: bytes, path: Path, lines: Path, start: int) -> dict[str, Any]:

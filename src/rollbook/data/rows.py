@@ -107,21 +107,39 @@ def _parquet_rows(path: Path, advance: Advance) -> Iterator[tuple[int, bytes]]:
             for batch in file.iter_batches(batch_size=_PARQUET_BATCH):
                 for row in _as_rows(batch):
                     number += 1
-                    yield number, orjson.dumps(row, default=str)
+                    yield number, orjson.dumps(row, default=_as_text)
                 advance(int(batch.num_rows * share))
     except pa.ArrowException as error:
         raise BadFileError(path, f"not a readable Parquet file: {error}") from error
 
 
+def _as_text(value: Any) -> str:
+    """Of what JSON has no word for, such as decimals and bytes."""
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+
+
 def _as_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Columns of type JSON hold what did not fit one Arrow type; they are read back as what they were."""
-    as_json = [
-        field.name
-        for field in batch.schema
-        if str(field.type).startswith("extension<arrow.json") or (field.metadata or {}).get(b"json")
-    ]
+    """What is of type JSON held what did not fit one Arrow type; it is read back as what it was."""
+    parsers = {field.name: parse for field in batch.schema if (parse := _parser(field)) is not None}
     for row in batch.to_pylist():
-        for name in as_json:
-            if row[name] is not None:
-                row[name] = orjson.loads(row[name])
+        for name, parse in parsers.items():
+            row[name] = parse(row[name])
         yield row
+
+
+def _parser(field: pa.Field) -> Callable[[Any], Any] | None:
+    """What turns the JSON in a value of this type into what it says; None where there is none in it."""
+    import pyarrow as pa
+
+    kind = field.type
+    if str(kind).startswith("extension<arrow.json") or (field.metadata or {}).get(b"json"):
+        return lambda value: None if value is None else orjson.loads(value)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = _parser(kind.value_field)
+        if inner is not None:
+            return lambda items: None if items is None else [inner(item) for item in items]
+    if pa.types.is_struct(kind):
+        parsers = {child.name: parse for child in kind if (parse := _parser(child)) is not None}
+        if parsers:
+            return lambda value: value and value | {name: to(value[name]) for name, to in parsers.items()}
+    return None

@@ -17,10 +17,10 @@ import orjson
 
 from rollbook.data.coverage import planned_by
 from rollbook.data.expression import field_path
-from rollbook.data.expression_functions import is_number
 from rollbook.data.inputs import find_inputs
 from rollbook.data.job import manifest_path
 from rollbook.data.number_table import Field, NumberTable, is_named
+from rollbook.data.numbers import is_number
 from rollbook.data.rows import Advance, read_rows
 
 QUANTILES = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
@@ -112,13 +112,18 @@ def _look(paths: Sequence[Path]) -> tuple[dict[str, Field], bool]:
             value = row.value()
             is_unnamed = is_unnamed or not is_named(value)
             for name, inner in value.items():
-                if is_number(inner) and not name.startswith("_") and name not in ("id", "task_id"):
+                if _is_shown(inner) and not name.startswith("_") and name not in ("id", "task_id"):
                     fields.setdefault(_written(name), [name])
             usage = response.get("usage") if isinstance(response := value.get("response"), Mapping) else None
             for name, inner in usage.items() if isinstance(usage, Mapping) else ():
-                if is_number(inner) and name.isidentifier():
+                if _is_shown(inner) and name.isidentifier():
                     fields.setdefault(f"response.usage.{name}", ["response", "usage", name])
     return fields, is_unnamed
+
+
+def _is_shown(value: object) -> bool:
+    """A number that nobody asked for by name; flags are many, and their means say little by themselves."""
+    return is_number(value) and not isinstance(value, bool)
 
 
 def _written(name: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -109,16 +110,16 @@ class Spool:
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="rollbook-spool-")  # noqa: SIM115
-        self._places: dict[int, tuple[int, int]] = {}
+        self._places: dict[int, tuple[int, int, Path, int]] = {}
 
-    def put(self, number: int, data: bytes) -> None:
-        self._places[number] = (self._file.seek(0, 2), len(data))
-        self._file.write(data)
+    def put(self, number: int, row: Row) -> None:
+        self._places[number] = (self._file.seek(0, 2), len(row.data), row.path, row.number)
+        self._file.write(row.data)
 
-    def take(self, number: int) -> bytes:
-        start, size = self._places[number]
+    def take(self, number: int) -> Row:
+        start, size, path, line = self._places[number]
         self._file.seek(start)
-        return self._file.read(size)
+        return Row(self._file.read(size), path, line)
 
     def close(self) -> None:
         self._file.close()

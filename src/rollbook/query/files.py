@@ -19,6 +19,7 @@ from typing import Any
 
 import orjson
 
+from rollbook.data.job import manifest_owner
 from rollbook.errors import BadFileError, UsageError
 from rollbook.records.layout import TRAIN, Artifact, RunFiles, eval_split
 from rollbook.records.run_info import RunInfo, read_run_info
@@ -159,7 +160,9 @@ def _walk(directory: Path) -> Iterator[Owner]:
     for entry in entries:
         stem = _stem(entry.name)
         if stem is not None and f"{stem}_manifest.json" in names and not entry.name.startswith("."):
-            yield _collection(entry, stem)
+            owner = manifest_owner(entry.with_name(f"{stem}_manifest.json"))
+            if owner is None or owner.name == entry.name or not owner.exists():
+                yield _collection(entry, stem)
     for entry in entries:
         if not _PART_OF_A_RUN.fullmatch(entry.name) and entry.is_dir() and not entry.is_symlink():
             yield from _walk(entry)

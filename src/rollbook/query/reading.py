@@ -67,8 +67,10 @@ class Reader:
             if len(whole) == len(files):
                 return typed  # bare: a projection around it would keep filters from skipping files
             parts.append(f"SELECT * FROM {typed}")
-        if by_line:
-            parts.append(self._transformed(self._raw(by_line), columns, with_row))
+        for is_finished in (True, False):
+            if chosen := [file for file in by_line if (file.path not in self.unfinished) is is_finished]:
+                raw = self._raw(chosen, is_finished)
+                parts.append(self._transformed(raw, columns, with_row))
         if parquet := [file for file in files if file.is_parquet]:
             parts.append(self._transformed(_parquet(parquet), columns, with_row))
         return f"({' UNION ALL BY NAME '.join(parts)})" if parts else None
@@ -77,9 +79,10 @@ class Reader:
         listed = ", ".join(f"{quoted(name)}: {literal(kind)}" for name, kind in columns.items())
         return self._read(files, f"records=true, columns={{{listed}}}")
 
-    def _raw(self, files: Sequence[DataFile]) -> str:
-        # What else is wrong in these files was looked for before: see `session.check_unfinished`.
-        reading = self._read(files, f"records=false, ignore_errors=true, columns={{{ROW}: 'JSON'}}")
+    def _raw(self, files: Sequence[DataFile], are_finished: bool) -> str:
+        # What else is wrong in unfinished files was looked for before: see `session.look_for_unfinished`.
+        ignore = "" if are_finished else "ignore_errors=true, "
+        reading = self._read(files, f"records=false, {ignore}columns={{{ROW}: 'JSON'}}")
         return f"SELECT {ROW}, {FILE} FROM {reading} WHERE {ROW} IS NOT NULL"
 
     def _read(self, files: Sequence[DataFile], options: str) -> str:

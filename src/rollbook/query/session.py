@@ -25,6 +25,7 @@ import orjson
 from rollbook.data.rows import read_rows
 from rollbook.errors import BadLineError, RollbookError, UsageError
 from rollbook.query.files import DataFile, Role, Sources, find_sources
+from rollbook.query.named_columns import named_columns
 from rollbook.query.reading import Reader, ends_in_the_middle, literal, pattern, quoted
 from rollbook.query.schema import COLUMNS, VIEWS
 from rollbook.query.suggest import explain_error
@@ -39,6 +40,7 @@ MEMORY = "1GB"
 _LARGEST_OBJECT, _LARGEST_EVER = 16 << 20, 1 << 30
 _MOST_THREADS = 8  # each has its own buffers, which must fit the memory
 _RETRIES = 8
+_MANY_FILES = 200  # from which it pays to read only the columns that a query names
 _BATCH = 1000
 _READS: dict[str, tuple[Role, ...]] = {
     "runs": (),
@@ -109,9 +111,9 @@ class Session:
         return [(row[0], row[1]) for batch in answer.batches for row in batch]
 
     def _persist(self, sql: str, act: Callable[[duckdb.DuckDBPyConnection, str], _Result]) -> _Result:
-        sql = checked(sql)
+        sql, tree = parsed(sql)
         for _ in range(_RETRIES):
-            connection = self._connect(sql)
+            connection = self._connect(sql, named_columns(tree))
             try:
                 return interruptible(connection, lambda: act(connection, sql))  # noqa: B023 - called at once
             except (duckdb.Error, RuntimeError) as error:
@@ -141,14 +143,14 @@ class Session:
                 self._learn(error)
                 raise RollbookError("a file changed while it was read; try again") from error
 
-    def _connect(self, sql: str) -> duckdb.DuckDBPyConnection:
+    def _connect(self, sql: str, names: frozenset[str] | None = None) -> duckdb.DuckDBPyConnection:
         views = [name for name in VIEWS if re.search(rf"\b{name}\b", sql, re.IGNORECASE)] or list(VIEWS)
         roles = {role for name in views for role in _READS[name]}
         files = self.sources.of(*roles)
         self._look_for_unfinished(files)
         reader = Reader(frozenset(self._unfinished), self._largest_object)
         with_row = re.search(r"\brow\b", sql, re.IGNORECASE) is not None
-        wanted = Wanted(self.sources, reader, with_row)
+        wanted = Wanted(self.sources, reader, with_row, names if len(files) > _MANY_FILES else None)
         connection = _open(self._memory)
         try:
             connection.execute(MACROS)
@@ -209,13 +211,18 @@ def interruptible(connection: duckdb.DuckDBPyConnection, work: Callable[[], _Res
     with ThreadPoolExecutor(1) as pool:
         try:
             return pool.submit(work).result()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             connection.interrupt()
             raise
 
 
 def checked(sql: str) -> str:
     """The one statement of a query, which must only read."""
+    return parsed(sql)[0]
+
+
+def parsed(sql: str) -> tuple[str, Any]:
+    """The same with what it is made of."""
     with duckdb.connect() as connection:
         try:
             statements = connection.extract_statements(sql)
@@ -234,7 +241,7 @@ def checked(sql: str) -> str:
             "a query can only read: begin with SELECT, FROM, WITH, DESCRIBE, SUMMARIZE, SHOW or EXPLAIN "
             "(PIVOT needs the values: ON x IN (...)); write results with -o FILE"
         )
-    return statement.query
+    return statement.query, tree
 
 
 def _only_reads(node: Any) -> bool:

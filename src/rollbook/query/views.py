@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from rollbook.data.numbers import sql_number
 from rollbook.query.files import DataFile, Role, Sources
 from rollbook.query.metric_keys import metric_columns
+from rollbook.query.named_columns import mentioned
 from rollbook.query.reading import FILE, ROW, Reader, quoted
 from rollbook.query.schema import COLUMNS
 
@@ -63,6 +65,13 @@ class Wanted(NamedTuple):
     sources: Sources
     reader: Reader
     with_row: bool
+    names: frozenset[str] | None = None  # the only columns a query can be about; None for any
+
+    def reads(self, columns: Mapping[str, str], values: Mapping[str, str], *also: str) -> Mapping[str, str]:
+        """Of the columns of a file those that the wanted columns of the view come from."""
+        if self.names is None:
+            return columns
+        return mentioned(columns, [*(values[name] for name in values if name in self.names), *also])
 
 
 def view_sql(name: str, wanted: Wanted) -> str:
@@ -88,6 +97,7 @@ def _branch(
     source: str | None,
     values: Mapping[str, str],
     *,
+    names: frozenset[str] | None,
     with_row: bool = False,
     where: str = "true",
 ) -> str | None:
@@ -97,12 +107,13 @@ def _branch(
     selected = ", ".join(
         f"({values.get(column, 'NULL')})::{kind} AS {quoted(column)}"
         for column, kind in _types(name, with_row)
+        if names is None or column in names or column == "run"
     )
     return f"SELECT {selected} FROM {source} JOIN {OWNERS} ON {FILE} = _path WHERE {where}"
 
 
 def _rollouts(wanted: Wanted) -> list[str | None]:
-    sources, reader, with_row = wanted
+    sources, reader, with_row, names = wanted
     totals = {
         "status": "VARCHAR",
         "total_reward": "DOUBLE",
@@ -114,7 +125,6 @@ def _rollouts(wanted: Wanted) -> list[str | None]:
         "sampling_client_step": "BIGINT",
         "trajectory_metrics": "JSON",
     }
-    summaries = reader.source(sources.of(Role.SUMMARIES), _IDS | totals, with_row=with_row)
     last_metrics = "json_keys(steps[-1]->'$.metrics')"
     of_summary = {
         "status": "coalesce(status, 'ok')",
@@ -131,11 +141,13 @@ def _rollouts(wanted: Wanted) -> list[str | None]:
         "sampling_client_step": "sampling_client_step",
         "metrics": "trajectory_metrics",
     }
-    fields = {"reward": "DOUBLE", "response": "JSON", "num_turns": "BIGINT", "stop_reason": "VARCHAR"}
+    columns = wanted.reads(_IDS | totals, _IN_ITERATION | of_summary)
+    summaries = reader.source(sources.of(Role.SUMMARIES), columns, with_row=with_row)
+    fields = {"reward": "JSON", "response": "JSON", "num_turns": "BIGINT", "stop_reason": "VARCHAR"}
     rows = reader.source(sources.of(Role.ROWS), _ROW_KEYS | fields, with_row=with_row)
     of_row = {
         "status": "'ok'",
-        "reward": "reward",
+        "reward": f"nullif({sql_number('reward::VARCHAR')}, 'nan'::DOUBLE)",
         "turns": "num_turns",
         "input_tokens": "try_cast(response->>'$.usage.input_tokens' AS BIGINT)",
         "output_tokens": "try_cast(response->>'$.usage.output_tokens' AS BIGINT)",
@@ -143,20 +155,21 @@ def _rollouts(wanted: Wanted) -> list[str | None]:
         "model": "response->>'$.model'",
     }
     return [
-        _branch("rollouts", summaries, _IN_ITERATION | of_summary, with_row=with_row),
-        _branch("rollouts", rows, _IN_COLLECTION | of_row, with_row=with_row),
+        _branch("rollouts", summaries, _IN_ITERATION | of_summary, names=names, with_row=with_row),
+        _branch("rollouts", rows, _IN_COLLECTION | of_row, names=names, with_row=with_row),
     ]
 
 
 def _steps(wanted: Wanted) -> list[str | None]:
-    source = wanted.reader.source(wanted.sources.of(Role.SUMMARIES), _IDS | {"steps": "JSON[]"})
+    columns = {**wanted.reads(_IDS, _IN_ITERATION), "steps": "JSON[]"}
+    source = wanted.reader.source(wanted.sources.of(Role.SUMMARIES), columns)
     each = _each("steps", "_step", source)
     values = {
         "step_idx": "coalesce((_step->>'$.step_idx')::BIGINT, _n - 1)",
         **{key: f"_step->>'$.{key}'" for key in ("ob_len", "ac_len", "reward", "episode_done")},
         **{key: f"_step->'$.{key}'" for key in ("metrics", "logs")},
     }
-    return [_branch("steps", each, _IN_ITERATION | values)]
+    return [_branch("steps", each, _IN_ITERATION | values, names=wanted.names)]
 
 
 def _transcripts(wanted: Wanted) -> list[str | None]:
@@ -175,14 +188,15 @@ def _transcripts(wanted: Wanted) -> list[str | None]:
         "json_object('name', _message->'$.name', 'arguments', _message->'$.arguments'))) END)",
         "message": "_message",
     }
-    told = reader.source(sources.of(Role.TRANSCRIPTS), _IDS | {"messages": "JSON[]"})
+    columns = {**wanted.reads(_IDS, _IN_ITERATION), "messages": "JSON[]"}
+    told = reader.source(sources.of(Role.TRANSCRIPTS), columns)
     asked = {"messages": "JSON[]", "responses_create_params": "JSON", "response": "JSON"}
     rows = reader.source(sources.of(Role.ROWS), _ROW_KEYS | asked)
     if rows is not None:
         both = "_items(responses_create_params->'$.input') || _items(response->'$.output')"
         rows = f"(SELECT * EXCLUDE (messages), coalesce(messages, {both}) AS messages FROM {rows})"
     return [
-        _branch("transcripts", _each("messages", "_message", source), keys | message)
+        _branch("transcripts", _each("messages", "_message", source), keys | message, names=wanted.names)
         for source, keys in ((told, _IN_ITERATION), (rows, _IN_COLLECTION))
     ]
 
@@ -239,7 +253,7 @@ def _tokens(wanted: Wanted) -> list[str | None]:
         "env_name": "env_name",
         **{column: array for array, (column, _) in _TOKEN_ARRAYS.items()},
     }
-    return [_branch("tokens", tokens, values)]
+    return [_branch("tokens", tokens, values, names=wanted.names)]
 
 
 def _checkpoints(wanted: Wanted) -> list[str | None]:
@@ -254,16 +268,21 @@ def _checkpoints(wanted: Wanted) -> list[str | None]:
     }
     source = wanted.reader.source(wanted.sources.of(Role.CHECKPOINTS), columns, with_row=True)
     values = {**{name: quoted(name) for name in columns}, "iteration": "batch", "saved_at": "_utc(saved_at)"}
-    return [_branch("checkpoints", source, values, with_row=True)]
+    return [_branch("checkpoints", source, values, names=wanted.names, with_row=True)]
+
+
+_FAILED = "status = 'error'"
 
 
 def _failures(wanted: Wanted) -> list[str | None]:
     reader, sources = wanted.reader, wanted.sources
-    summaries = reader.source(sources.of(Role.SUMMARIES), _IDS | {"status": "VARCHAR", "error": "VARCHAR"})
     text = dict.fromkeys(("kind", "message", "failed_at"), "VARCHAR")
     columns = text | {"status": "JSON", "attempts": "JSON"}
     given_up = reader.source(sources.of(Role.FAILURES), _ROW_KEYS | columns)
     of_summary = {"kind": "split_part(error, ':', 1)", "message": "error"}
+    all_of_them = _IDS | {"status": "VARCHAR", "error": "VARCHAR"}
+    kept = wanted.reads(all_of_them, _IN_ITERATION | of_summary, _FAILED)
+    summaries = reader.source(sources.of(Role.SUMMARIES), kept)
     of_row = {
         "kind": "kind",
         "message": "message",
@@ -272,8 +291,8 @@ def _failures(wanted: Wanted) -> list[str | None]:
         "failed_at": "_utc(failed_at)",
     }
     return [
-        _branch("failures", summaries, _IN_ITERATION | of_summary, where="status = 'error'"),
-        _branch("failures", given_up, _IN_COLLECTION | of_row),
+        _branch("failures", summaries, _IN_ITERATION | of_summary, names=wanted.names, where=_FAILED),
+        _branch("failures", given_up, _IN_COLLECTION | of_row, names=wanted.names),
     ]
 
 
@@ -307,7 +326,7 @@ _BRANCHES: dict[str, Callable[[Wanted], list[str | None]]] = {
 NUMBERS: dict[Role, tuple[str, ...]] = {
     Role.SUMMARIES: ("group_idx", "traj_idx", "total_reward", "final_reward", "sampling_client_step"),
     Role.TRANSCRIPTS: ("group_idx", "traj_idx"),
-    Role.ROWS: ("reward", "num_turns", "_ng_task_index", "_ng_rollout_index"),
+    Role.ROWS: ("num_turns", "_ng_task_index", "_ng_rollout_index"),
     Role.FAILURES: ("_ng_task_index", "_ng_rollout_index"),
     Role.CHECKPOINTS: ("batch", "epoch"),
     Role.TOKENS: ("step", "rank", "export_sequence_idx"),

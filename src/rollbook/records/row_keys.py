@@ -16,6 +16,7 @@ import orjson
 KEY = "_rb_key"
 TASK_INDEX = "_ng_task_index"
 ROLLOUT_INDEX = "_ng_rollout_index"
+_DIGITS = 18  # of a repeat: what every reader takes for a whole number
 _PROMPTS = ("responses_create_params", "messages", "prompt", "question", "instruction", "input")
 
 
@@ -26,7 +27,8 @@ def key_of(task_id: str, repeat: int) -> str:
 def parted(key: str) -> tuple[str, int | None]:
     """The task's id and the repeat of a key."""
     name, mark, repeat = key.rpartition("#")
-    return (name, int(repeat)) if mark and repeat.isdecimal() else (key, None)
+    is_repeat = mark and repeat.isdecimal() and repeat.isascii() and len(repeat) <= _DIGITS
+    return (name, int(repeat)) if is_repeat else (key, None)
 
 
 def input_id(row: Mapping[str, Any]) -> str:
@@ -60,7 +62,8 @@ def repeat_of(row: Mapping[str, Any]) -> int | None:
     if isinstance(key, str):
         return parted(key)[1]
     value = row.get(ROLLOUT_INDEX)
-    return value if isinstance(value, int) else None
+    is_repeat = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**_DIGITS
+    return value if is_repeat else None
 
 
 def row_key(row: Mapping[str, Any]) -> str | None:

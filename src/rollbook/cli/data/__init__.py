@@ -30,7 +30,7 @@ its format (.jsonl, .jsonl.zst, .parquet), and <output>_manifest.json says how i
 
 
 def app(*, args: list[str], prog_name: str) -> None:
-    with _tidy_end():
+    with tidy_end():
         dispatch(
             args,
             COMMANDS,
@@ -41,17 +41,23 @@ def app(*, args: list[str], prog_name: str) -> None:
 
 
 @contextmanager
-def _tidy_end() -> Iterator[None]:
+def tidy_end() -> Iterator[None]:
     """A queue ends a job by SIGTERM; the files aside, which may be large, go with it as they do by Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    got: list[int] = []
 
     def end(number: int, _: object) -> None:
+        got.append(number)
         raise SystemExit(128 + number)
 
     before = signal.signal(signal.SIGTERM, end)
     try:
         yield
+    except RuntimeError:
+        if got:  # DuckDB makes "Query interrupted" of whatever a signal raises
+            raise SystemExit(128 + got[0]) from None
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -49,10 +50,41 @@ def one_of(given: str, choices: Sequence[Choice], option: str) -> Choice:
     raise UsageError(f"{option} {given}: choose {' or '.join(choices)}")
 
 
+# What to type where not one row is left: by the first of these counts that is not 0 ...
+_DROPPED_ALL = {
+    "below_min_reward": "lower --min-reward; `rollbook data stats` shows the rewards",
+    "truncated": "every answer was cut off by a limit; --keep-truncated takes them all the same",
+    "dropped": "loosen --where; `rollbook data stats` shows what the fields hold",
+    "tasks_outside_band": "widen --band; `rollbook data profile` shows the pass rates",
+    "without_reward": "no reward is a number; `rollbook data reverify` grades stored responses",
+    "without_prompt": "the rows hold no responses_create_params.input",
+    "without_reply": "the rows hold no response.output",
+}
+# ... and, of pairs, by the first that is 0.
+_PAIRLESS = (
+    ("tasks_with_two_rewards", "no task has two rewards; collect with num_repeats=2 or more"),
+    ("pairs_found", "no rewards of one task lie that far apart; lower --min-gap, or see --keep-truncated"),
+)
+
+
+def _warn_of_nothing(manifest: DataManifest) -> None:
+    counts, rows = manifest.counts, manifest.rows_in
+    hints = [text for name, text in _PAIRLESS if counts.get(name) == 0]
+    hints += [text for name, text in _DROPPED_ALL.items() if counts.get(name)]
+    if counts.get("without_reward") == rows:
+        hints = [_DROPPED_ALL["without_reward"]]
+    listed = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items() if count)
+    why = "; ".join(filter(None, [listed, *hints[:1]])) if rows else ""
+    of = f"not one of {rows} rows is left" if rows else "the inputs hold no rows"
+    print(f"warning: {manifest.output} is empty: {of}{': ' + why if why else ''}", file=sys.stderr)
+
+
 def print_manifest(manifest: DataManifest, as_json: bool, *, lines: Sequence[str] = ()) -> None:
     """What was done, for a person: rows in and out, every count, then the command's own lines."""
     from rollbook.cli.output import printable
 
+    if manifest.output is not None and not manifest.rows_out:
+        _warn_of_nothing(manifest)
     if as_json:
         print_json(manifest)
         return

@@ -1,0 +1,29 @@
+"""What counts as a number, in every command: true is 1 and false is 0; text, NaN and infinity are none.
+
+A grader may say `true`; a text such as "0.5" is nobody's number until somebody makes it one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard
+
+_LARGEST = 1.7976931348623157e308
+
+
+def as_number(value: Any) -> float | None:
+    return float(value) if is_number(value) and -_LARGEST <= value <= _LARGEST else None
+
+
+def is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float)
+
+
+def sql_number(text: str) -> str:
+    """The same rule in SQL, of a value as JSON text: its number, null where it is missing, NaN for others."""
+    number = f"try_cast({text} as double)"
+    return (
+        f"case when {text} is null or {text} = 'null' then null"
+        f" when {text} = 'true' then 1 when {text} = 'false' then 0"
+        f" when left({text}, 1) in ('-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9')"
+        f" and isfinite({number}) then {number} else 'nan'::double end"
+    )

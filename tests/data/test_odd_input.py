@@ -1,0 +1,249 @@
+"""Odd input is read for what it is or refused by file and line, the same in every command."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rollbook.cli.data import tidy_end
+from rollbook.cli.main import main
+from rollbook.data.coverage import planned_by
+from rollbook.data.filter import filter_rows
+from rollbook.data.job import DataJob
+from rollbook.data.pairs import pairs
+from rollbook.data.profile import profile
+from rollbook.data.rl import rl
+from rollbook.data.rows import read_rows
+from rollbook.data.sft import sft
+from rollbook.data.stats import stats
+from rollbook.errors import BadLineError, UsageError
+from rollbook.query.session import Session
+
+
+def row(task: str, repeat: int, reward: Any, **more: Any) -> dict[str, Any]:
+    said = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": f"r{repeat}"}],
+    }
+    return {
+        "_rb_key": f"{task}#{repeat}",
+        "reward": reward,
+        "responses_create_params": {"input": [{"role": "user", "content": f"what is {task}?"}]},
+        "response": {"output": [said]},
+        **more,
+    }
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    return path
+
+
+def values(path: Path) -> list[dict[str, Any]]:
+    return [row.value() for row in read_rows(path)]
+
+
+def ask(path: Path, question: str) -> list[tuple[Any, ...]]:
+    return [line for batch in Session([path]).run(question).batches for line in batch]
+
+
+def command(words: list[str | Path]) -> int | str | None:
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    return ended.value.code
+
+
+def test_true_is_one_and_text_is_no_reward_everywhere(tmp_path: Path) -> None:
+    rewards = [True, False, 1, "1", "good", None, True]
+    source = write(tmp_path / "in.jsonl", [row("a", place, one) for place, one in enumerate(rewards)])
+    (reward,) = stats([source], fields=["reward"]).fields
+    assert (reward.ok, reward.mean) == (4, 0.75)
+    kept = filter_rows([source], tmp_path / "kept.jsonl", where="reward >= 0.5")
+    assert (kept.rows_out, kept.counts) == (3, {"dropped": 1, "unanswerable": 3})
+    equal = filter_rows([source], tmp_path / "equal.jsonl", where="reward == 1")
+    assert equal.rows_out == 3
+    made = sft([source], tmp_path / "sft.jsonl", min_reward=0.5)
+    assert (made.rows_out, made.counts["without_reward"]) == (3, 3)
+    assert profile([source], None).details["pass_at_k"]["1"]["mean"] == 0.75
+    found = pairs([source], tmp_path / "pairs.jsonl", per_task=9)
+    assert (found.rows_out, found.counts["without_reward"]) == (1, 3)
+    for question in ("select count(reward), avg(reward)", "select count(reward), avg(reward), count(row)"):
+        (answer,) = ask(source, f"{question} from rollouts")
+        assert answer[:2] == (4, 0.75)
+
+
+ODD_LINES = {
+    b'{"x": "\\ud800"}': "not valid JSON",
+    b'{"x": 1e999}': "not valid JSON",
+    b'\xef\xbb\xbf{"x": 1}': "not valid JSON",
+}
+
+
+@pytest.mark.parametrize("line", ODD_LINES)
+def test_lines_that_are_refused_are_named(
+    tmp_path: Path, line: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "in.jsonl", [row("a", 0, 1.0)])
+    source.write_bytes(line + b"\n" + source.read_bytes())
+    out = tmp_path / "out.jsonl"
+    for words in (
+        ["merge", source, "-o", out],
+        ["filter", source, "--where", "reward > 0", "-o", out],
+        ["stats", source],
+        ["sft", source, "-o", out],
+        ["pairs", source, "-o", out],
+        ["profile", source, "-o", out],
+        ["dedup", source, "-o", out],
+        ["sample", source, "--fraction", "1", "-o", out],
+    ):
+        assert command(["data", *words]) == 1, words
+        assert f"{source}:1: {ODD_LINES[line]}" in capsys.readouterr().err
+        assert not out.exists()
+
+
+def test_a_query_for_whole_rows_leaves_no_line_out(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [row("a", 0, 1.0)])
+    source.write_bytes(source.read_bytes() + b'{"x": "\\ud800"}\n')
+    with pytest.raises(BadLineError, match=r"in\.jsonl:2: not valid JSON"):
+        ask(source, "select row from rollouts")
+
+
+def test_bare_nan_and_carriage_returns_are_read(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [row("a", repeat, float(repeat)) for repeat in range(3)])
+    text = source.read_bytes().replace(b'"reward":0.0', b'"reward":NaN').replace(b"\n", b"\r\n")
+    source.write_bytes(text)
+    assert sft([source], tmp_path / "sft.jsonl").counts == {"without_reward": 1}
+    assert pairs([source], tmp_path / "pairs.jsonl").rows_out == 1
+    assert stats([source], fields=["reward"]).fields[0].mean == 1.5
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"responses_create_params": {"input": 5}},
+        {"responses_create_params": {"input": ["hi", 3]}},
+        {"responses_create_params": None},
+        {"response": None},
+        {"response": "text"},
+        {"response": {"output": ["x", None]}},
+        {"response": {"output": [{"type": "message", "role": "assistant", "content": [5]}]}},
+    ],
+)
+def test_what_is_no_conversation_is_counted(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    rows = [row("a", 0, 1.0), row("a", 1, 0.0) | wrong, row("a", 2, 0.5)]
+    source = write(tmp_path / "in.jsonl", rows)
+    made = sft([source], tmp_path / "sft.jsonl")
+    assert made.rows_out == 2
+    assert made.counts in ({"without_prompt": 1}, {"without_reply": 1})
+    assert pairs([source], tmp_path / "pairs.jsonl").rows_out == 0
+
+
+def test_a_repeat_too_large_to_be_one(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [row("a", 10**30, 1.0), {"_ng_rollout_index": True, "id": "b"}])
+    assert profile([source], None).details["tasks"] == 2
+
+
+def test_a_queue_ends_a_command_tidily() -> None:
+    with pytest.raises(SystemExit) as ended, tidy_end():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except SystemExit:
+            raise RuntimeError("Query interrupted") from None  # as DuckDB does
+    assert ended.value.code == 128 + signal.SIGTERM
+    with pytest.raises(RuntimeError, match="another"), tidy_end():
+        raise RuntimeError("another")
+
+
+def test_bytes_in_parquet_are_text(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"raw": [b"caf\xc3\xa9", b"\xff"]}), tmp_path / "in.parquet")
+    assert values(tmp_path / "in.parquet") == [{"raw": "caf\u00e9"}, {"raw": "\\xff"}]
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"properties": {name: {"type": "text"}}}}}
+    for name in ("f", "g")
+]
+CALLS = [
+    {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    for arguments in ({"x": 1}, {"y": "z"})
+]
+
+
+def test_tools_and_arguments_come_out_of_parquet_as_they_went_in(tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}], "tools": [tool]}
+        for call, tool in zip(CALLS, TOOLS, strict=True)
+    ]
+    path = tmp_path / "out.parquet"
+    with DataJob("copy", [write(tmp_path / "in.jsonl", rows)], path) as job:
+        for one in job.rows():
+            job.write(one.data)
+    assert values(path) == rows
+    # Other readers have the text of them, as OpenAI's format has arguments, and no key is made up.
+    first, second = pq.read_table(path).to_pylist()
+    assert first["messages"][0]["tool_calls"][0]["function"]["arguments"] == '{"x":1}'
+    assert second["messages"][0]["tool_calls"][0]["function"]["arguments"] == '{"y":"z"}'
+    assert [json.loads(one["tools"]) for one in (first, second)] == [[tool] for tool in TOOLS]
+
+
+def test_files_that_would_share_a_manifest(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [row("a", 0, 1.0)])
+    filter_rows([source], tmp_path / "x.jsonl", where="reward > 0")
+    with pytest.raises(
+        UsageError, match=r"x_manifest\.json belongs to .*x\.jsonl, and x\.parquet would share"
+    ):
+        filter_rows([source], tmp_path / "x.parquet", where="reward > 0")
+    manifest = json.loads((tmp_path / "x_manifest.json").read_text())
+    manifest["coverage"] = {"expected": 7}
+    (tmp_path / "x_manifest.json").write_text(json.dumps(manifest))
+    write(tmp_path / "x.ndjson", [row("a", 0, 1.0)])  # of another hand: the manifest does not tell of it
+    assert planned_by([tmp_path / "x.jsonl"]).expected == 7
+    assert planned_by([tmp_path / "x.ndjson"]).expected is None
+    assert ask(tmp_path, "select count(*) from rollouts") == [(1,)]
+    (tmp_path / "x.jsonl").unlink()  # what it told of is gone, so the name is free
+    assert filter_rows([source], tmp_path / "x.parquet", where="reward > 0").rows_out == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["sft", "--min-reward", "2"], "below min reward 2; lower --min-reward"),
+        (["filter", "--where", "reward > 2"], "dropped 2; loosen --where"),
+        (["pairs", "--min-gap", "5"], "lower --min-gap"),
+        (["rl", "--band", "0.9..1"], "widen --band"),
+    ],
+)
+def test_a_dataset_without_rows_is_said_aloud(
+    tmp_path: Path, words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "in.jsonl", [row("a", 0, 1.0), row("a", 1, 0.0)])
+    name, *options = words
+    assert command(["data", name, source, *options, "-o", tmp_path / "out.jsonl"]) == 0
+    said = capsys.readouterr().err
+    assert "out.jsonl is empty: not one of 2 rows is left" in said
+    assert hint in said
+
+
+def test_a_task_row_has_only_what_is_the_tasks(tmp_path: Path) -> None:
+    rows = [
+        row(task, repeat, 1.0, correct=repeat == 0, answer=7, length=repeat, hint=task)
+        for task in "ab"
+        for repeat in range(2)
+    ]
+    source = write(tmp_path / "in.jsonl", rows)
+    rl([source], tmp_path / "rl.jsonl")
+    numbers = {"task_id", "pass_rate", "num_rollouts", "mean_reward", "std_reward"}
+    for made in values(tmp_path / "rl.jsonl"):
+        assert made.keys() == numbers | {"responses_create_params", "answer", "hint"}
+    profile([source], tmp_path / "profile.jsonl")
+    assert [line["sample"].keys() for line in values(tmp_path / "profile.jsonl")] == [
+        {"responses_create_params", "answer", "hint"}
+    ] * 2

@@ -5,7 +5,7 @@ sequences of at most 1,024 tokens, 16 rows a step; each side in a process of its
 counts is trained tokens a second without padding. Run it on a machine with a GPU:
 
     python bench/sft.py            # all sides in one run, rows into bench/RESULTS.md
-    python bench/sft.py --side rollbook --json
+    python bench/sft.py --side rollbook      # one side, its numbers as JSON
 """
 
 from __future__ import annotations

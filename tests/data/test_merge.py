@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import random
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,8 @@ def test_all_rows_byte_by_byte(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_slow_path")
 def test_many_blocks_of_many_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_merge, "_BLOCK", 100)
+    monkeypatch.setattr(block_merge, "_WINDOW", mmap.ALLOCATIONGRANULARITY)
+    monkeypatch.setattr(block_merge, "_PIECE", 100)
     monkeypatch.setattr(block_merge, "_PUSH_EVERY", 500)
     shards = [
         write(tmp_path / f"{n}.jsonl", [row(100 * n + task, text="é" * (task * n)) for task in range(60)])

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import codecs
 import os
-import pickle
 import sys
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ import numpy as np
 import orjson
 
 from rollbook.errors import UsageError
+from rollbook.forked import InACopy
 from rollbook.records.jsonl import Line, read_blocks, read_lines
 from rollbook.records.row_keys import content_id
 
@@ -77,13 +77,13 @@ class InputCheck:
     def __init__(self, path: Path, limit: int | None) -> None:
         self._path = path
         *others, (start, end) = _parts(path) if limit is None else [(0, None)]
-        self._others = [_in_a_copy(partial(check_part, path, *place)) for place in others]
+        self._others = [InACopy(partial(check_part, path, *place)) for place in others]
         self._own = partial(check_part, path, start, end, limit)
 
     def result(self) -> tuple[array[int], array[int]]:
         """Where each row begins, and the hash of its id, good within this process."""
         own = self._own()
-        parts = [*(other() for other in self._others), own]
+        parts = [*(other.result() for other in self._others), own]
         starts, hashes, problems, number = array("q"), array("q"), [], 1
         for part in parts:
             problems += [f"{self._path}:{number + line}: {text}" for line, text in part.problems]
@@ -172,34 +172,6 @@ def _line_start(path: Path, offset: int) -> int:
     with path.open("rb") as file:
         file.seek(offset - 1)
         return offset - 1 + len(file.readline())
-
-
-def _in_a_copy(work: Callable[[], Part]) -> Callable[[], Part]:
-    """Begin in a forked copy of this process; the result, once asked for.
-
-    The copy runs nothing but decoders and numpy, so no lock that another thread held can stop it. Should it
-    be killed, or meet an error, the work is done here, and an error raised here.
-    """
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            with os.fdopen(writer, "wb") as pipe:
-                pickle.dump(work(), pipe)
-        finally:
-            os._exit(0)
-    os.close(writer)
-
-    def result() -> Part:
-        try:
-            with os.fdopen(reader, "rb") as pipe:
-                part: Part = pickle.load(pipe)
-        except (EOFError, pickle.UnpicklingError):
-            part = work()
-        os.waitpid(pid, 0)
-        return part
-
-    return result
 
 
 def _blocks(path: Path, start: int, end: int | None) -> Iterator[tuple[int, bytes]]:

@@ -1,102 +1,109 @@
-"""Plain files of our own rows into one, in a single pass over them.
+"""Plain files of our own rows into one, checked and copied at once.
 
-A block of whole lines is read once. While this thread parses it, a second one takes the SHA-256 of it and a
-third writes it; a fourth has the disk begin with what is written, to spare the end. All of these let go of
-the interpreter's lock, so two cores are busy all the time.
+Parsing every row takes the longest and holds the interpreter's lock, so copies of this process do that, while
+this one takes the SHA-256 of the files and writes them. A thread has the disk begin meanwhile with what is
+written, to spare the end.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import deque
-from collections.abc import Callable
+import mmap
+import os
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rollbook.data.job import DataJob
-from rollbook.data.line_blocks import LineBlock, line_blocks
 from rollbook.data.output import RowOutput
-from rollbook.data.quick_check import QuickCheck
+from rollbook.data.quick_check import check_files, together
 from rollbook.data.rows import Advance
+from rollbook.forked import InACopy
 
-_BLOCK = 1 << 20  # the page cache takes larger ones at a third of the speed, measured
-_BLOCKS_UNDER_WAY = 4
+_MOST_COPIES = 4
+_WINDOW = 16 << 20  # of a file in memory at once; a multiple of every size of page
+_PIECE = 1 << 18  # the page cache takes large writes at a third of the speed, measured
 _PUSH_EVERY = 64 << 20
 
 
 def merge_blocks(job: DataJob, directory: Path, advance: Advance) -> None:
     """Write all rows of the inputs as they are, with the newline a file may lack; or raise NotQuick."""
     assert job.output is not None
-    check = QuickCheck(directory)
-    with _Helpers(job.output) as helpers:
-        digests = {path: hashlib.sha256() for path in job.paths}
-        ring = deque(bytearray(_BLOCK) for _ in range(_BLOCKS_UNDER_WAY))
+    with ExitStack() as opened:
+        checks = [
+            InACopy(partial(check_files, paths, directory / f"part-{number}"))
+            for number, paths in enumerate(_shared_out(job.paths))
+        ]
+        for check in checks:
+            opened.callback(check.end)
+        copier = opened.enter_context(_Copier(job.output, advance))
         for path in job.paths:
-            rows = 0
-            for block in line_blocks(path, ring=ring):
-                is_whole = len(block.data) > block.ends[-1]  # the last line may lack its newline
-                helpers.hash_and_write(block, digests[path], is_whole)
-                if not is_whole:
-                    job.count("newlines_added")
-                check.add(block)
-                rows += len(block.ends)
-                advance(len(block.data))
-                helpers.wait_for_a_buffer()
-            job.set_rows(path, rows)
-        helpers.wait()
-        for path, digest in digests.items():
-            job.set_digest(path, digest.hexdigest())
-        check.finish()
+            digest, is_whole = copier.copy(path)
+            job.set_digest(path, digest)
+            if not is_whole:
+                job.count("newlines_added")
+        parts = [check.result() for check in checks]
+    for path, rows in together(parts, directory / "all").items():
+        job.set_rows(path, rows)
+    job.output.rows = job.rows_in
 
 
-class _Helpers:
-    """The threads beside the one that parses; each does its work in order."""
+def _shared_out(paths: list[Path]) -> list[list[Path]]:
+    """As many lists as there are cores, of about as many bytes each."""
+    count = min(os.cpu_count() or 1, _MOST_COPIES, len(paths))
+    shares: list[tuple[int, list[Path]]] = [(0, []) for _ in range(count)]
+    for size, path in sorted(((path.stat().st_size, path) for path in paths), reverse=True):
+        least = min(range(count), key=lambda number: shares[number][0])
+        shares[least] = (shares[least][0] + size, [*shares[least][1], path])
+    return [share for _, share in shares]
 
-    def __init__(self, output: RowOutput) -> None:
-        self._output = output
-        self._hashing, self._writing, self._pushing = (
-            ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("hash", "write", "push")
-        )
-        self._under_way: deque[tuple[Future[None], ...]] = deque()
+
+class _Copier:
+    """Copies file after file behind each other, and takes their digests on the way."""
+
+    def __init__(self, output: RowOutput, advance: Advance) -> None:
+        self._output, self._advance = output, advance
+        self._pushing = ThreadPoolExecutor(1, thread_name_prefix="push")
         self._pushed: Future[None] | None = None
         self._since_push = 0
 
-    def hash_and_write(self, block: LineBlock, digest: Any, is_whole: bool) -> None:
-        update: Callable[[Any], None] = digest.update
-        hashed = self._hashing.submit(update, block.data)
-        written = self._writing.submit(self._write, block, is_whole)
-        self._under_way.append((hashed, written))
+    def copy(self, path: Path) -> tuple[str, bool]:
+        """The file's SHA-256, and whether its last line has a newline; one is added if not."""
+        digest, last = hashlib.sha256(), b"\n"
+        with path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            for start in range(0, size, _WINDOW):
+                length = min(_WINDOW, size - start)
+                with mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start) as window:
+                    digest.update(window)
+                    self._write(window)
+                    last = window[-1:]
+        is_whole = last == b"\n"
+        if not is_whole:
+            self._output.write_block(b"\n", 0)
+        return digest.hexdigest(), is_whole
 
-    def wait_for_a_buffer(self) -> None:
-        """The next block goes where the oldest of these is."""
-        while len(self._under_way) >= _BLOCKS_UNDER_WAY:
-            self._settle_oldest()
+    def _write(self, window: mmap.mmap) -> None:
+        with memoryview(window) as data:
+            for start in range(0, len(data), _PIECE):
+                with data[start : start + _PIECE] as piece:
+                    self._output.write_block(piece, 0)
+                    self._advance(len(piece))
+        self._since_push += len(window)
+        if self._since_push >= _PUSH_EVERY and (self._pushed is None or self._pushed.done()):
+            self._wait()
+            self._pushed = self._pushing.submit(self._output.push_to_disk)
+            self._since_push = 0
 
-    def wait(self) -> None:
-        while self._under_way:
-            self._settle_oldest()
+    def _wait(self) -> None:
+        if self._pushed is not None:
+            self._pushed.result()
 
-    def __enter__(self) -> _Helpers:
+    def __enter__(self) -> _Copier:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for pool in (self._hashing, self._writing, self._pushing):
-            pool.shutdown(cancel_futures=kind is not None)
-        if kind is None and self._pushed is not None:
-            self._pushed.result()
-
-    def _settle_oldest(self) -> None:
-        for future in self._under_way.popleft():
-            future.result()
-
-    def _write(self, block: LineBlock, is_whole: bool) -> None:
-        self._output.write_block(block.data.data, len(block.ends))
-        if not is_whole:
-            self._output.write_block(b"\n", 0)
-        self._since_push += len(block.data)
-        if self._since_push >= _PUSH_EVERY and (self._pushed is None or self._pushed.done()):
-            if self._pushed is not None:
-                self._pushed.result()
-            self._pushed = self._pushing.submit(self._output.push_to_disk)
-            self._since_push = 0
+        self._pushing.shutdown()
+        if kind is None:
+            self._wait()

@@ -6,7 +6,6 @@ the newline all at once, eight bytes at a time, because almost all of those hold
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,11 +28,10 @@ class LineBlock(NamedTuple):
     ends: Places  # without the newline
 
 
-def line_blocks(path: Path, size: int = _BLOCK, ring: deque[bytearray] | None = None) -> Iterator[LineBlock]:
-    """Blocks take turns in the buffers of the ring: one is good until as many more are asked for."""
-    ring = deque([bytearray(size)]) if ring is None else ring
+def line_blocks(path: Path, size: int = _BLOCK) -> Iterator[LineBlock]:
+    """A block is good until the next one is asked for."""
+    buffer = bytearray(size)
     offset, carried, walks = 0, 0, True
-    buffer = ring.popleft()
     with path.open("rb", buffering=0) as file:
         while read := file.readinto(memoryview(buffer)[carried:]):
             filled = carried + read
@@ -44,10 +42,6 @@ def line_blocks(path: Path, size: int = _BLOCK, ring: deque[bytearray] | None = 
                 end = int(newlines[-1]) + 1
                 yield _block(offset, data[:end], newlines)
                 rest = data[end:filled].tobytes()
-                ring.append(buffer)
-                buffer = ring.popleft()
-                if len(buffer) < len(rest):
-                    buffer = bytearray(2 * len(rest))
                 buffer[: len(rest)] = rest
                 offset, filled = offset + end, len(rest)
             carried = filled
@@ -55,9 +49,6 @@ def line_blocks(path: Path, size: int = _BLOCK, ring: deque[bytearray] | None = 
                 buffer = buffer + bytearray(len(buffer))
     if carried:
         yield _block(offset, np.frombuffer(buffer, dtype=np.uint8)[:carried], np.array([carried]))
-        ring.append(buffer)
-    else:
-        ring.appendleft(buffer)  # not used: the next one's turn is still to come
 
 
 def odd_lines(block: LineBlock) -> Places:

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from rollbook.data.line_blocks import LineBlock, odd_lines
+from rollbook.data.line_blocks import LineBlock, line_blocks, odd_lines
 from rollbook.records.row_keys import KEY
 
 _OUR_ROW = b'{"' + KEY.encode() + b'":"'
 _ASCII = 128
 _HELD = 1 << 22  # hashes of keys, of eight bytes each
-_BUCKET_BITS = 6
+_BUCKETS = 64
 
 Hashes = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -37,44 +37,76 @@ class _Keyed(msgspec.Struct, gc=False):
     key: str = msgspec.field(name=KEY)
 
 
+_decode = msgspec.json.Decoder(_Keyed).decode_lines
+
+
 def can_be_quick(paths: Sequence[Path]) -> bool:
     return all(path.suffix in (".jsonl", ".ndjson") and _begins_like_ours(path) for path in paths)
 
 
-class QuickCheck:
-    """`add` every block, then `finish`; either raises NotQuick."""
+class Part(NamedTuple):
+    """Some files whose lines are all rows with keys: how many they are, and hashes of their keys.
+
+    Hashes that are too many to be held are in files of `aside`.
+    """
+
+    rows: dict[Path, int]
+    hashes: Hashes
+    aside: Path | None
+
+
+def check_files(paths: Sequence[Path], directory: Path, block_size: int = 1 << 20) -> Part | None:
+    """None where there are doubts: this runs in another process, which an exception does not leave."""
+    directory.mkdir(exist_ok=True)
+    keys = _Keys(directory)
+    rows = {}
+    try:
+        for path in paths:
+            rows[path] = sum(_take(block, keys) for block in line_blocks(path, block_size))
+    except NotQuick:
+        return None
+    return Part(rows, keys.taken(), directory if keys.are_aside else None)
+
+
+def together(parts: Sequence[Part | None], directory: Path) -> dict[Path, int]:
+    """The rows of each file; raises NotQuick unless all keys differ. Two keys may have one hash: a doubt."""
+    directory.mkdir(exist_ok=True)
+    keys = _Keys(directory)
+    rows: dict[Path, int] = {}
+    for part in parts:
+        if part is None:
+            raise NotQuick
+        rows |= part.rows
+        keys.add(part.hashes)
+    if not keys.are_different([part.aside for part in parts if part and part.aside]):
+        raise NotQuick
+    return rows
+
+
+def _take(block: LineBlock, keys: _Keys) -> int:
+    data = block.data.data
+    try:
+        if len(odd_lines(block)):
+            raise NotQuick
+        if block.data.max() >= _ASCII:
+            str(data, "utf-8")  # the parser does not look at bytes of text that it leaves
+        rows = _decode(data)
+    except (ValueError, RecursionError):  # msgspec's errors and wrong UTF-8 are values' errors
+        raise NotQuick from None
+    if len(rows) != len(block.ends):
+        raise NotQuick
+    keys.add(np.array([hash(row.key) for row in rows], dtype=np.int64))
+    return len(rows)
+
+
+class _Keys:
+    """Any number of hashes: held, and once they are many, aside in files by their last bits."""
 
     def __init__(self, directory: Path) -> None:
-        self._decode = msgspec.json.Decoder(_Keyed).decode_lines
-        self._keys = _DifferentKeys(directory)
-
-    def add(self, block: LineBlock) -> None:
-        data = block.data.data
-        try:
-            if len(odd_lines(block)):
-                raise NotQuick
-            if block.data.max() >= _ASCII:
-                str(data, "utf-8")  # the parser does not look at bytes of text that it leaves
-            rows = self._decode(data)
-        except (ValueError, RecursionError):  # msgspec's errors and wrong UTF-8 are values' errors
-            raise NotQuick from None
-        if len(rows) != len(block.ends):
-            raise NotQuick
-        self._keys.add(np.array([hash(row.key) for row in rows], dtype=np.int64))
-
-    def finish(self) -> None:
-        if not self._keys.are_different():
-            raise NotQuick
-
-
-class _DifferentKeys:
-    """Whether any number of hashes all differ. Those of two keys may be the same: a doubt, not an error."""
-
-    def __init__(self, directory: Path) -> None:
-        self._paths = [directory / f"hashes-{bucket}" for bucket in range(1 << _BUCKET_BITS)]
+        self._directory = directory
         self._held: list[Hashes] = []
         self._count = 0
-        self._are_aside = False
+        self.are_aside = False
 
     def add(self, hashes: Hashes) -> None:
         self._held.append(hashes)
@@ -82,24 +114,38 @@ class _DifferentKeys:
         if self._count >= _HELD:
             self._put_aside()
 
-    def are_different(self) -> bool:
-        if not self._are_aside:
-            return _all_different(self._taken())
-        self._put_aside()
-        return all(_all_different(np.fromfile(path, dtype=np.int64)) for path in self._paths if path.exists())
-
-    def _taken(self) -> Hashes:
+    def taken(self) -> Hashes:
+        """Those that are held, which are not any more."""
         hashes = np.concatenate([np.empty(0, dtype=np.int64), *self._held])
         self._held, self._count = [], 0
         return hashes
 
+    def are_different(self, others: Sequence[Path]) -> bool:
+        """Also from those of others, by where these are aside."""
+        if not self.are_aside and not others:
+            return _all_different(self.taken())
+        self._put_aside()
+        return all(
+            _all_different(np.concatenate([_read(bucket, place) for place in (self._directory, *others)]))
+            for bucket in range(_BUCKETS)
+        )
+
     def _put_aside(self) -> None:
-        hashes = self._taken()
-        self._are_aside = True
-        bucket = hashes & (len(self._paths) - 1)
-        for number, path in enumerate(self._paths):
-            with path.open("ab") as file:
-                hashes[bucket == number].tofile(file)
+        self.are_aside = True
+        hashes = self.taken()
+        of = hashes & (_BUCKETS - 1)
+        for bucket in range(_BUCKETS):
+            with _file_of(bucket, self._directory).open("ab") as file:
+                hashes[of == bucket].tofile(file)
+
+
+def _file_of(bucket: int, directory: Path) -> Path:
+    return directory / f"hashes-{bucket}"
+
+
+def _read(bucket: int, directory: Path) -> Hashes:
+    hashes: Hashes = np.fromfile(_file_of(bucket, directory), dtype=np.int64)
+    return hashes
 
 
 def _all_different(hashes: Hashes) -> bool:

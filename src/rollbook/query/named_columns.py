@@ -2,8 +2,7 @@
 
 DuckDB's reader of JSON prepares every column of every file, needed or not. Over the thousands of small files
 of a long run that is most of the time, so views over many files have only the columns that a query names. A
-query that may mean any column (`*`, a table as a value, NATURAL JOIN) gets them
-all.
+query that may mean any column (`*`, a table as a value, NATURAL JOIN) gets them all.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def test_one_that_is_let_go_of_is_gone() -> None:
     copy = InACopy(lambda: time.sleep(1000))
     pid = copy._pid
     assert pid is not None
-    copy.end()
-    copy.end()
+    copy.close()
+    copy.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

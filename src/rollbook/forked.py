@@ -39,10 +39,10 @@ class InACopy(Generic[T]):
         except (EOFError, pickle.UnpicklingError):
             done = self._work()
         finally:
-            self.end()
+            self.close()
         return done
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Let go of it, whether it is done or not."""
         if self._pid is not None:
             os.kill(self._pid, signal.SIGKILL)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollbook.data import quick_check
-from rollbook.data.quick_check import NotQuick, check_files, together
+from rollbook.data.quick_check import check_files
 from rollbook.data.rows import read_rows
 
 ROWS = [
@@ -39,11 +39,7 @@ DAMAGE = [
 
 
 def is_quick(path: Path, directory: Path, size: int = 1 << 20) -> bool:
-    try:
-        together([check_files([path], directory / "part", size)], directory / "all")
-    except NotQuick:
-        return False
-    return True
+    return check_files([path], directory / "keys", size) is not None
 
 
 @settings(max_examples=400, deadline=None)
@@ -90,23 +86,3 @@ def test_more_keys_than_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     keys = [f"t{number}#0" for number in range(95)] + (["t3#0"] if repeated else [])
     (tmp_path / "a.jsonl").write_bytes(b"".join(orjson.dumps({"_rb_key": key}) + b"\n" for key in keys))
     assert is_quick(tmp_path / "a.jsonl", tmp_path, 64) is not repeated
-
-
-@pytest.mark.parametrize("held", [10, 10_000])
-@pytest.mark.parametrize("repeated", [False, True])
-def test_a_key_in_two_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repeated: bool, held: int
-) -> None:
-    """Whether each part holds its keys or has them aside, and whether they have as many or not."""
-    monkeypatch.setattr(quick_check, "_HELD", held)
-    parts = []
-    for name, numbers in (("a", range(95)), ("b", range(94 if repeated else 95, 99))):
-        path = tmp_path / f"{name}.jsonl"
-        path.write_bytes(b"".join(orjson.dumps({"_rb_key": f"t{n}#0"}) + b"\n" for n in numbers))
-        parts.append(check_files([path], tmp_path / name))
-    if repeated:
-        with pytest.raises(NotQuick):
-            together(parts, tmp_path / "all")
-    else:
-        rows = together(parts, tmp_path / "all")
-        assert {path.name: count for path, count in rows.items()} == {"a.jsonl": 95, "b.jsonl": 4}

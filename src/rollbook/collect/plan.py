@@ -16,7 +16,6 @@ import numpy as np
 
 from rollbook.collect.input_check import (
     InputCheck,
-    Ints,
     all_problems,
     decode_row,
     task_id,
@@ -25,6 +24,7 @@ from rollbook.collect.input_check import (
 from rollbook.collect.rows import Item
 from rollbook.errors import UsageError
 from rollbook.records.jsonl import Line, read_lines
+from rollbook.records.row_blocks import Ints
 
 _HASH_CHUNK = 1 << 22
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -44,43 +44,15 @@ def can_be_quick(paths: Sequence[Path]) -> bool:
     return all(path.suffix in (".jsonl", ".ndjson") and _begins_like_ours(path) for path in paths)
 
 
-class Part(NamedTuple):
-    """Some files whose lines are all rows with keys: how many they are, and hashes of their keys.
-
-    Hashes that are too many to be held are in files of `aside`.
-    """
-
-    rows: dict[Path, int]
-    hashes: Hashes
-    aside: Path | None
-
-
-def check_files(paths: Sequence[Path], directory: Path, block_size: int = 1 << 20) -> Part | None:
-    """None where there are doubts: this runs in another process, which an exception does not leave."""
+def check_files(paths: Sequence[Path], directory: Path, block_size: int = 1 << 20) -> dict[Path, int] | None:
+    """The rows of each file; None where there are doubts (in another process, which no exception leaves)."""
     directory.mkdir(exist_ok=True)
     keys = _Keys(directory)
-    rows = {}
     try:
-        for path in paths:
-            rows[path] = sum(_take(block, keys) for block in line_blocks(path, block_size))
+        rows = {path: sum(_take(block, keys) for block in line_blocks(path, block_size)) for path in paths}
     except NotQuick:
         return None
-    return Part(rows, keys.taken(), directory if keys.are_aside else None)
-
-
-def together(parts: Sequence[Part | None], directory: Path) -> dict[Path, int]:
-    """The rows of each file; raises NotQuick unless all keys differ. Two keys may have one hash: a doubt."""
-    directory.mkdir(exist_ok=True)
-    keys = _Keys(directory)
-    rows: dict[Path, int] = {}
-    for part in parts:
-        if part is None:
-            raise NotQuick
-        rows |= part.rows
-        keys.add(part.hashes)
-    if not keys.are_different([part.aside for part in parts if part and part.aside]):
-        raise NotQuick
-    return rows
+    return rows if keys.are_different() else None
 
 
 def _take(block: LineBlock, keys: _Keys) -> int:
@@ -103,10 +75,10 @@ class _Keys:
     """Any number of hashes: held, and once they are many, aside in files by their last bits."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self._paths = [directory / f"hashes-{bucket}" for bucket in range(_BUCKETS)]
         self._held: list[Hashes] = []
         self._count = 0
-        self.are_aside = False
+        self._are_aside = False
 
     def add(self, hashes: Hashes) -> None:
         self._held.append(hashes)
@@ -114,38 +86,25 @@ class _Keys:
         if self._count >= _HELD:
             self._put_aside()
 
-    def taken(self) -> Hashes:
-        """Those that are held, which are not any more."""
+    def are_different(self) -> bool:
+        """Two keys may have one hash: a doubt, not an error."""
+        if not self._are_aside:
+            return _all_different(self._taken())
+        self._put_aside()
+        return all(_all_different(np.fromfile(path, dtype=np.int64)) for path in self._paths)
+
+    def _taken(self) -> Hashes:
         hashes = np.concatenate([np.empty(0, dtype=np.int64), *self._held])
         self._held, self._count = [], 0
         return hashes
 
-    def are_different(self, others: Sequence[Path]) -> bool:
-        """Also from those of others, by where these are aside."""
-        if not self.are_aside and not others:
-            return _all_different(self.taken())
-        self._put_aside()
-        return all(
-            _all_different(np.concatenate([_read(bucket, place) for place in (self._directory, *others)]))
-            for bucket in range(_BUCKETS)
-        )
-
     def _put_aside(self) -> None:
-        self.are_aside = True
-        hashes = self.taken()
-        of = hashes & (_BUCKETS - 1)
-        for bucket in range(_BUCKETS):
-            with _file_of(bucket, self._directory).open("ab") as file:
-                hashes[of == bucket].tofile(file)
-
-
-def _file_of(bucket: int, directory: Path) -> Path:
-    return directory / f"hashes-{bucket}"
-
-
-def _read(bucket: int, directory: Path) -> Hashes:
-    hashes: Hashes = np.fromfile(_file_of(bucket, directory), dtype=np.int64)
-    return hashes
+        self._are_aside = True
+        hashes = self._taken()
+        bucket = hashes & (_BUCKETS - 1)
+        for number, path in enumerate(self._paths):
+            with path.open("ab") as file:
+                hashes[bucket == number].tofile(file)
 
 
 def _all_different(hashes: Hashes) -> bool:

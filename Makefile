@@ -11,7 +11,7 @@ demo: $(STAMP)
 	$(BIN)/rollbook demo demo/run
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not faults and not interop and not vllm and not model"
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not faults and not interop and not vllm and not model"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -33,3 +33,9 @@ def peer_fixtures() -> Path:
     if not path.is_dir():
         pytest.skip("the peers' outputs are not beside this checkout")
     return path
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of a few long tests first: begun last, they would keep one process busy and the others idle."""
+    long = ("train", "faults", "models")
+    items.sort(key=lambda item: item.path.relative_to(Path(__file__).parent).parts[0] not in long)

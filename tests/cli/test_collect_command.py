@@ -273,7 +273,7 @@ def test_what_a_detached_collection_would_be_refused_for_is_said_at_once(
 
 def test_without_agents_the_file_that_is_missing_is_named(terminal: Terminal, tmp_path: Path) -> None:
     (tmp_path / "rollbook.yaml").unlink()
-    assert "there is no rollbook.yaml in" in terminal("collect", *WORDS, code=2)
+    assert f"in {tmp_path / 'rollbook.yaml'}" in terminal("collect", *WORDS, code=2)
 
 
 def test_the_help_names_every_setting(terminal: Terminal) -> None:

@@ -35,10 +35,13 @@ from rollbook.records.jsonl import JsonlWriter
 writer = JsonlWriter(sys.argv[1])
 child = 0
 if "fork" in sys.argv:
+    reader, writer_end = os.pipe()
     child = os.fork()
     if child == 0:
+        os.write(writer_end, b"born")
         sys.stdin.read()
         os._exit(0)
+    os.read(reader, 4)
 print(child, flush=True)
 if sys.stdin.readline() == "close\\n":
     writer.close()

@@ -11,7 +11,7 @@ import codecs
 import os
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +23,7 @@ import orjson
 from rollbook.errors import UsageError
 from rollbook.forked import InACopy
 from rollbook.records.jsonl import Line, read_blocks, read_lines
-from rollbook.records.row_blocks import decode_block
+from rollbook.records.row_blocks import Ints, decode_block
 from rollbook.records.row_keys import content_id
 
 _SHOWN_ERRORS = 20
@@ -56,8 +56,17 @@ class InputRow(msgspec.Struct, gc=False):
         return self.task_id is not None or self.id is not None
 
 
+class _RowById(msgspec.Struct, gc=False):
+    """The usual row, known by `id` alone: a name less to look at for each of a million."""
+
+    id: str
+    responses_create_params: _Params
+    task_id: msgspec.UnsetType = msgspec.UNSET  # so that a row which has one is none of these
+
+
 _decoder = msgspec.json.Decoder(InputRow)
 decode_row, _decode_rows = _decoder.decode, _decoder.decode_lines
+_decode_rows_by_id = msgspec.json.Decoder(_RowById).decode_lines
 
 _MALFORMED = (msgspec.MsgspecError, orjson.JSONDecodeError, RecursionError)
 
@@ -115,20 +124,25 @@ def check_part(path: Path, start: int = 0, end: int | None = None, limit: int | 
 
 def _take_block(found: Part, start: int, block: bytes) -> bool:
     """The usual case, a block of good rows, without a loop over lines; False when it is not."""
-    decoded = decode_block(block, _decode_rows)
-    if decoded is None:
+    identified = _identified(block)
+    if identified is None:
         return False
-    rows, ends = decoded
+    hashes, ends = identified
     found.starts.append(start)
     found.starts.frombytes((ends[:-1].astype(np.int64) + (start + 1)).tobytes())
-    names = [row.id if row.task_id is None else row.task_id for row in rows]
-    if None in names:
-        pieces = block.split(b"\n")
-        found.hashes.extend([hash(task_id(row, line)) for row, line in zip(rows, pieces, strict=False)])
-    else:
-        hashes = np.fromiter(map(hash, map(str, names)), dtype=np.int64, count=len(names))
-        found.hashes.frombytes(hashes.tobytes())
+    found.hashes.frombytes(np.fromiter(hashes, dtype=np.int64, count=len(ends)).tobytes())
     return True
+
+
+def _identified(block: bytes) -> tuple[Iterable[int], Ints] | None:
+    """The hashes of the ids of a block's rows, and where their lines end."""
+    if (named := decode_block(block, _decode_rows_by_id)) is not None:
+        rows, ends = named
+        return map(hash, [row.id for row in rows]), ends
+    if (others := decode_block(block, _decode_rows)) is None:
+        return None
+    lines = block.split(b"\n")
+    return [hash(task_id(row, line)) for row, line in zip(others[0], lines, strict=False)], others[1]
 
 
 def _take_lines(found: Part, path: Path, start: int, length: int, before: int, limit: int | None) -> None:

@@ -28,9 +28,10 @@ from collecting import (
 from rollbook.collect.collector import collect
 from rollbook.collect.manifest import read_manifest
 from rollbook.collect.own_tasks import count_tasks, write_tasks
-from rollbook.collect.progress import read_progress
+from rollbook.collect.prepare import Prepared
+from rollbook.collect.progress import Progress, read_progress
 from rollbook.collect.sink import ResultSink
-from rollbook.errors import BadFileError, BadLineError, LockedError, UsageError
+from rollbook.errors import BadFileError, BadLineError, LockedError, UsageError, WriteError
 
 WAIT = 60.0
 FAILS_SOMETIMES = """
@@ -398,3 +399,41 @@ def test_json(tmp_path: Path) -> None:
     assert ended.returncode == 0
     assert orjson.loads(ended.stdout)["done"] == 2
     assert ended.stderr == ""
+
+
+def test_no_line_is_written_before_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines without a manifest could not be resumed; the manifest waits for a digest of the input."""
+    small_input(tmp_path, 4)
+    config(tmp_path)
+    at_work: list[Progress] = []
+    lines_before: list[int] = []
+    write = Prepared.write_manifest
+
+    def write_late(self: Prepared, path: Path) -> None:
+        time.sleep(1.5)  # longer than the four rollouts and several commits take
+        lines_before.append(lines_in(tmp_path / "out.jsonl"))
+        write(self, path)
+
+    monkeypatch.setattr(Prepared, "write_manifest", write_late)
+    collect(settings(tmp_path), show=at_work.append, say=lambda _: None)
+    assert lines_before == [0]
+    assert any(now.status == "running" and now.in_flight == 0 for now in at_work)
+    assert_exactly_once(tmp_path / "out.jsonl", expected_keys(4, 1))
+
+
+def test_without_its_manifest_a_collection_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_input(tmp_path, 4)
+    config(tmp_path)
+
+    def fail(self: Prepared, path: Path) -> None:
+        raise WriteError(f"{path}: No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Prepared, "write_manifest", fail)
+        with pytest.raises(WriteError, match="No space left"):
+            collect(settings(tmp_path), say=lambda _: None)
+    assert lines_in(tmp_path / "out.jsonl") == 0
+    collect(settings(tmp_path), say=lambda _: None)
+    assert_exactly_once(tmp_path / "out.jsonl", expected_keys(4, 1))

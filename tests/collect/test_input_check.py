@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from array import array
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ BAD = b'{"id":"%d","responses_create_params":{"output":"%d"}}'
 
 
 def by_several(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(input_check, "_LARGE", 1)
+    monkeypatch.setattr(input_check, "_PART_BYTES", 200)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)))
 
 
@@ -86,7 +87,23 @@ def test_a_part_whose_process_is_killed_is_checked_here(
     monkeypatch.setattr(input_check, "check_part", check_or_die)
     by_several(monkeypatch, 3)
     assert checked(path) == alone
-    assert len(done_here) == 3
+    parts = input_check._parts(path)
+    assert len(parts) > 3
+    assert sorted(done_here) == [start for start, _ in parts]
+
+
+def test_a_check_that_nobody_waits_for_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"".join(NAMED % (number, number) + b"\n" for number in range(100)))
+    monkeypatch.setattr(input_check, "check_part", lambda *_: time.sleep(60))
+    by_several(monkeypatch, 3)
+    check = InputCheck(path, None)
+    check.close()
+    check.close()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
 
 
 def test_a_limit_reads_no_further_than_it_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,9 +181,9 @@ def test_a_last_row_without_newline_may_be_followed_but_not_lengthened(tmp_path:
     path.write_bytes(b"\n".join(lines))
     old = plan(path)
     path.write_bytes(b"\n".join(lines) + b"\n" + lines[0] + b"\n")
-    assert plan(path).begins_with(old.bytes, old.sha256)
+    assert plan(path).begins_with(old.size, old.sha256)
     path.write_bytes(b"\n".join(lines) + b" " + lines[0] + b"\n")
-    assert not plan(path, limit=1).begins_with(old.bytes, old.sha256)
+    assert not plan(path, limit=1).begins_with(old.size, old.sha256)
 
 
 def test_an_input_with_one_changed_byte_is_refused(tmp_path: Path) -> None:

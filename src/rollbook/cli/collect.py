@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from rich.live import Live
 
+    from rollbook.collect.input_check import InputCheck
     from rollbook.collect.prepare import Outlook
     from rollbook.collect.progress import Progress
     from rollbook.collect.settings import CollectSettings
@@ -85,17 +86,20 @@ def collect(
         return
     called = _run_name(name, Path(settings.output_jsonl_fpath))
     command = ["rollbook", "collect", *([f"--config={config}"] if config else []), *given]
-    from rollbook.collect.history import job_of  # after everything that is refused: it takes a while
+    from rollbook.collect.input_check import begin_check
+
+    check = None if detach else begin_check(settings)  # copies of this process begin, before the next import
+    from rollbook.collect.history import job_of
 
     job = job_of(settings, command, name=called, artifacts=artifacts)
     if detach:
         _outlook(settings)  # what is refused is refused here, where somebody looks, and not in a log
         _leave_running(job, as_json)
     else:
-        _stay(settings, job, as_json)
+        _stay(settings, job, as_json, check)
 
 
-def _stay(settings: CollectSettings, job: Job, as_json: bool) -> None:
+def _stay(settings: CollectSettings, job: Job, as_json: bool, check: InputCheck | None) -> None:
     from rollbook.collect.collector import Interrupted
     from rollbook.collect.collector import collect as run_collection
     from rollbook.collect.history import recorded
@@ -105,7 +109,7 @@ def _stay(settings: CollectSettings, job: Job, as_json: bool) -> None:
         with recorded(job, _say) as history:
             # What an environment prints is for people: stdout holds the result alone, as with workers.
             with redirect_stdout(sys.stderr), _Display(quiet=as_json) as show:
-                progress = run_collection(settings, show=show, say=_say, began=history.began)
+                progress = run_collection(settings, show=show, say=_say, began=history.began, check=check)
             code = 0 if progress.missing == 0 else INCOMPLETE
             history.ended(progress, code)
     except Interrupted:

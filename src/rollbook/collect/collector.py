@@ -10,7 +10,7 @@ import asyncio
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ import numpy as np
 import orjson
 
 from rollbook.collect.executor import Executor, LocalExecutor
+from rollbook.collect.input_check import InputCheck, begin_check
 from rollbook.collect.journal import find_done
 from rollbook.collect.limits import Concurrency, ThrottledPolicy
 from rollbook.collect.manifest import write_manifest
@@ -49,15 +50,19 @@ def collect(
     show: Show = lambda _: None,
     say: Callable[[str], None] = print,
     began: Callable[[Plan], None] = lambda _: None,
+    check: InputCheck | None = None,
 ) -> Progress:
     """Collect until everything is done, given up or told to stop; returns how it stands then.
 
     `began` is called once nothing is refused any more: everything is checked, and the output is locked.
+    `check` is what `begin_check` gave, where it was called before, to save time.
     """
     files = CollectionFiles(Path(settings.output_jsonl_fpath))
     tried: list[LocalExecutor] = []
     with ExitStack() as opened:
-        prepared = prepare(settings, files, opened, lambda: tried.append(local_executor(settings)))
+        if check := check or begin_check(settings):
+            opened.callback(check.close)
+        prepared = prepare(settings, files, opened, lambda: tried.append(local_executor(settings)), check)
         if prepared.done.unknown:
             say(f"{prepared.done.unknown} lines of {files.output} belong to no planned rollout; they stay")
         with _event_loop() as runner:
@@ -94,10 +99,11 @@ async def _collect(
     began: Callable[[Plan], None],
 ) -> Progress:
     plan, done = prepared.plan, prepared.done
+    manifest = asyncio.ensure_future(asyncio.to_thread(prepared.write_manifest, files.manifest))
     executor = await _executor(settings, tried)
     began(plan)
     tally = Tally(files.output, plan.expected, done, settings.prices)
-    sink = _sink(settings, files, prepared, tally, say)
+    sink = _sink(settings, files, prepared, tally, say, manifest)
     concurrency = Concurrency(settings.num_samples_in_parallel, adaptive=settings.adaptive)
     scheduler = Scheduler(plan.items(done.flags), executor, sink, concurrency, settings.retry)
     drain = _Drain(scheduler, sink)
@@ -153,6 +159,7 @@ def _sink(
     prepared: Prepared,
     tally: Tally,
     say: Callable[[str], None],
+    manifest: Awaitable[None],
 ) -> ResultSink:
     return ResultSink(
         files,
@@ -162,6 +169,7 @@ def _sink(
         max_failure_rate=settings.max_failure_rate,
         min_samples=settings.min_samples,
         say=say,
+        manifest=manifest,
     )
 
 

@@ -1,8 +1,8 @@
 """Every row of an input checked before anything is sent, by all cores where the file is large.
 
 One pass finds every malformed row, where each row begins, and a hash of its id. A file of many megabytes is
-cut at line ends: copies of this process (which hash as it does) take a part each and this one takes the rest,
-so that the first of a million rows is on its way a second after the command was typed.
+cut at line ends into parts, and copies of this process (which hash as it does) take one after the other, long
+before this process has imported all it needs to send something; then it takes what is left of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import sys
 from array import array
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ import msgspec
 import numpy as np
 import orjson
 
+from rollbook.collect.settings import CollectSettings
 from rollbook.errors import UsageError
 from rollbook.forked import InACopy
 from rollbook.records.jsonl import Line, read_blocks, read_lines
@@ -27,8 +27,9 @@ from rollbook.records.row_blocks import Ints, decode_block
 from rollbook.records.row_keys import content_id
 
 _SHOWN_ERRORS = 20
-_LARGE = 32 << 20
-_MOST_PARTS = 4
+_PART_BYTES = 8 << 20
+_MOST_PARTS = 256  # a byte tells them apart
+_MOST_PROCESSES = 4
 
 
 class _Items(msgspec.Struct, array_like=True, gc=False):
@@ -84,17 +85,21 @@ class InputCheck:
     """A check that begins at once; the copies work on while this process does something else first."""
 
     def __init__(self, path: Path, limit: int | None) -> None:
-        self._path = path
-        *others, (start, end) = _parts(path) if limit is None else [(0, None)]
-        self._others = [InACopy(partial(check_part, path, *place)) for place in others]
-        self._own = partial(check_part, path, start, end, limit)
+        self._path, self._limit = path, limit
+        self._parts = _parts(path) if limit is None else [(0, None)]
+        self._next_part: int | None = _queue(len(self._parts))
+        copies = min(_cores(), _MOST_PROCESSES, len(self._parts)) - 1
+        self._copies = [InACopy(self._take_parts) for _ in range(copies)]
 
     def result(self) -> tuple[array[int], array[int]]:
         """Where each row begins, and the hash of its id, good within this process."""
-        own = self._own()
-        parts = [*(other.result() for other in self._others), own]
+        found = self._take_parts()
+        for copy in self._copies:
+            found |= copy.result()
+        self.close()
         starts, hashes, problems, number = array("q"), array("q"), [], 1
-        for part in parts:
+        for index in range(len(self._parts)):
+            part = found.get(index) or self._check(index)  # whoever took it may have been killed
             problems += [f"{self._path}:{number + line}: {text}" for line, text in part.problems]
             starts += part.starts
             hashes += part.hashes
@@ -104,6 +109,38 @@ class InputCheck:
         if not starts:
             raise UsageError(f"{self._path} has no rows")
         return starts, hashes
+
+    def close(self) -> None:
+        """Let go of it, whether it is done or not."""
+        for copy in self._copies:
+            copy.close()
+        if self._next_part is not None:
+            os.close(self._next_part)
+            self._next_part = None
+
+    def _take_parts(self) -> dict[int, Part]:
+        """Those that nobody else takes, until there are none."""
+        found: dict[int, Part] = {}
+        while self._next_part is not None and (taken := os.read(self._next_part, 1)):
+            found[taken[0]] = self._check(taken[0])
+        return found
+
+    def _check(self, index: int) -> Part:
+        return check_part(self._path, *self._parts[index], self._limit)
+
+
+def begin_check(settings: CollectSettings) -> InputCheck | None:
+    """The check of an input, which takes a while, begun; None where the tasks are not made yet."""
+    path = settings.input_jsonl_fpath
+    return None if path is None else InputCheck(Path(path), settings.limit)
+
+
+def _queue(count: int) -> int:
+    """A pipe with one byte for each part: whoever reads a byte has taken that part, and nobody else has."""
+    reader, writer = os.pipe()
+    os.write(writer, bytes(range(count)))
+    os.close(writer)
+    return reader
 
 
 def check_part(path: Path, start: int = 0, end: int | None = None, limit: int | None = None) -> Part:
@@ -163,13 +200,17 @@ def _take_lines(found: Part, path: Path, start: int, length: int, before: int, l
 
 
 def _parts(path: Path) -> list[tuple[int, int | None]]:
-    """Where to cut; the last part, for this process with all else it has to do, is a third smaller."""
+    """Where to cut."""
     size = path.stat().st_size if path.is_file() else 0
-    count = min(len(os.sched_getaffinity(0)), _MOST_PARTS) if sys.platform == "linux" else 1
-    if size < _LARGE or count < 2:
+    count = min(size // _PART_BYTES + 1, _MOST_PARTS)
+    if _cores() < 2:
         return [(0, None)]
-    cuts = [_line_start(path, 3 * size * number // (3 * count - 1)) for number in range(count)]
+    cuts = [_line_start(path, size * number // count) for number in range(count)]
     return list(zip(cuts, [*cuts[1:], None], strict=True))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
 
 def _line_start(path: Path, offset: int) -> int:

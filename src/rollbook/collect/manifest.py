@@ -28,10 +28,10 @@ class Manifest(msgspec.Struct, kw_only=True):
     created_at: str = msgspec.field(default_factory=utc_now)
     updated_at: str = msgspec.field(default_factory=utc_now)
     output: str = ""  # the file's name
-    input: str
-    input_sha256: str
-    input_bytes: int
-    rows: int
+    input: str = ""
+    input_sha256: str = ""
+    input_bytes: int = 0
+    rows: int = 0
     repeats: int
     meaning: dict[str, Any]  # agent, sampling parameters: what makes a row what it is
     operation: dict[str, Any] = {}  # concurrency and the like, for the record

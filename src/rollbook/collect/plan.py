@@ -1,14 +1,14 @@
 """What there is to do: every row of the input, checked before anything is sent.
 
-Checking gives each row its identity and notes where it begins; beside it the digest is taken that says later
-whether the input is still the same. A few bytes a row are kept, so a million rows cost what a thousand cost.
+Checking gives each row its identity and notes where it begins; a digest is taken that says later whether the
+input is still the same. A few bytes a row are kept, so a million rows cost what a thousand cost.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from rollbook.records.jsonl import Line, read_lines
 from rollbook.records.row_blocks import Ints
 
 _HASH_CHUNK = 1 << 22
+_ROWS_AT_ONCE = 1 << 12
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]  # (rows, repeats)
 
@@ -40,17 +41,31 @@ class Plan:
         *,
         limit: int | None,
         repeats: int,
-        meanwhile: Callable[[], object] = lambda: None,
+        check: InputCheck | None = None,
+        is_compared: bool = True,
     ) -> None:
-        """`meanwhile` is called while a large file is being checked."""
+        """`check` is that of the same file and limit, where it was begun before.
+
+        The digest is taken beside the check if it `is_compared` with another one first thing, or else after.
+        """
         self.path = path
         self.repeats = repeats
         self._named: dict[int, str] = {}  # the ids of rows whose content hash needs a suffix
-        check, digest = InputCheck(path, limit), _Digest(path)
-        meanwhile()
-        self._starts, self._hashes = check.result()
-        self.sha256, self.bytes = digest.result()
+        self._digest = _Digest(path)
+        if is_compared:
+            self._digest.begin()
+        self._starts, self._hashes = (check or InputCheck(path, limit)).result()
+        self._digest.begin()
         self._suffix_repeated_rows()
+
+    @property
+    def sha256(self) -> str:
+        """Of the input; waits for it."""
+        return self._digest.result()[0]
+
+    @property
+    def size(self) -> int:
+        return self._digest.result()[1]
 
     @property
     def rows(self) -> int:
@@ -65,22 +80,19 @@ class Plan:
 
     def items(self, done: Flags) -> Iterator[Item]:
         """What is left, in input order, all repeats of a row together."""
-        left = np.count_nonzero(~done, axis=1)
-        open_rows = np.flatnonzero(left)
-        if not len(open_rows):
+        if done.all():
             return
-        first = int(open_rows[0])
-        untouched = range(self.repeats)
-        left_of = left.tolist()
-        for row, line in enumerate(_rows(self.path, self._starts[first]), start=first):
-            if row >= self.rows:
-                return
-            if not left_of[row]:
-                continue
-            name = self.task_id(row, line.data)
-            whole = left_of[row] == self.repeats
-            for repeat in untouched if whole else np.flatnonzero(~done[row]).tolist():
-                yield Item(row, repeat, name, line.data)
+        first = int(np.argmin(done)) // self.repeats
+        lines = _rows(self.path, self._starts[first])
+        for start in range(first, self.rows, _ROWS_AT_ONCE):
+            left = np.count_nonzero(~done[start : start + _ROWS_AT_ONCE], axis=1).tolist()
+            for row, (count, line) in enumerate(zip(left, lines, strict=False), start):
+                if not count:
+                    continue
+                name = self.task_id(row, line.data)
+                whole = count == self.repeats
+                for repeat in range(self.repeats) if whole else np.flatnonzero(~done[row]).tolist():
+                    yield Item(row, repeat, name, line.data)
 
     def id_of(self, row: int) -> str:
         """The id of one row, read from the file."""
@@ -88,9 +100,9 @@ class Plan:
 
     def begins_with(self, size: int, sha256: str) -> bool:
         """Whether the file is the one of that digest, or that one with rows added at its end."""
-        if (size, sha256) == (self.bytes, self.sha256):
+        if (size, sha256) == (self.size, self.sha256):
             return True
-        if size > self.bytes:
+        if size > self.size:
             return False
         sha, chunk = hashlib.sha256(), b"\n"
         with self.path.open("rb", buffering=0) as file:
@@ -114,8 +126,8 @@ class Plan:
     def _suffix_repeated_rows(self) -> None:
         """Rows without an id may say the same twice: the second one is `row-...~2`. Ids may not."""
         hashes = np.asarray(self._hashes, dtype=np.int64)
-        unique, counts = np.unique(hashes, return_counts=True)
-        repeated = set(unique[counts > 1].tolist())
+        in_order = np.sort(hashes)
+        repeated = set(in_order[1:][in_order[1:] == in_order[:-1]].tolist())
         if not repeated:
             return
         seen: dict[str, int] = {}
@@ -142,15 +154,19 @@ class Plan:
 
 
 class _Digest:
-    """The sha256 of a file, taken in a thread beside the check (hashing releases the interpreter)."""
+    """The sha256 of a file, taken in a thread (hashing releases the interpreter)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._sha = hashlib.sha256()
         self._bytes = 0
-        self._thread = threading.Thread(target=self._take, daemon=True)
+        self._thread: threading.Thread | None = None
         self._error: OSError | None = None
-        self._thread.start()
+
+    def begin(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._take, daemon=True)
+            self._thread.start()
 
     def _take(self) -> None:
         try:
@@ -162,6 +178,7 @@ class _Digest:
             self._error = error
 
     def result(self) -> tuple[str, int]:
+        assert self._thread is not None
         self._thread.join()
         if self._error is not None:
             raise UsageError(f"{self._path}: cannot be read: {self._error.strerror}")

@@ -1,19 +1,19 @@
 """Everything that can be refused, refused before the first request.
 
 The input is checked row by row, the output compared with what it was collected with, and what is done found.
-`prepare` also takes the lock and writes the manifest; `outlook` does the same looking, and touches no file.
+`prepare` also takes the lock; `outlook` does the same looking, and touches no file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from rollbook.collect.input_check import InputCheck
 from rollbook.collect.journal import Done, find_done
 from rollbook.collect.manifest import Manifest, drift, read_manifest, refuse_drift, write_manifest
 from rollbook.collect.own_tasks import count_tasks, write_tasks
@@ -33,6 +33,11 @@ class Prepared(NamedTuple):
     manifest: Manifest
     output: JsonlWriter
 
+    def write_manifest(self, path: Path) -> None:
+        """Before the first line of results, which could not be resumed without it. Waits for the digest."""
+        self.manifest.input_sha256, self.manifest.input_bytes = self.plan.sha256, self.plan.size
+        write_manifest(path, self.manifest)
+
 
 class Outlook(msgspec.Struct):
     """What a collection would do."""
@@ -44,19 +49,24 @@ class Outlook(msgspec.Struct):
 
 
 def prepare(
-    settings: CollectSettings, files: CollectionFiles, opened: ExitStack, try_agent: Callable[[], None]
+    settings: CollectSettings,
+    files: CollectionFiles,
+    opened: ExitStack,
+    try_agent: Callable[[], None],
+    check: InputCheck | None,
 ) -> Prepared:
     """`try_agent` is called while there is no file of this collection yet."""
     old = _last_manifest(settings, files)
     if settings.input_jsonl_fpath is None:
         try_agent()  # before it makes tasks, which are a file
+    path = _input(settings, files)
+    import_policy(settings.agent.policy or {})  # this and the next line while copies check the input
+    manifest = _manifest(settings, files)
+    is_compared = old is not None
     plan = Plan(
-        _input(settings, files),
-        limit=settings.limit,
-        repeats=settings.num_repeats,
-        meanwhile=partial(import_policy, settings.agent.policy or {}),
+        path, limit=settings.limit, repeats=settings.num_repeats, check=check, is_compared=is_compared
     )
-    manifest, same_input = _compare(settings, files, plan, old)
+    same_input = _compare(settings, files, plan, manifest, old)
     if settings.input_jsonl_fpath is not None:
         try_agent()  # after the input was checked, which is quicker than some environments
     output = opened.enter_context(JsonlWriter(files.output, check=False))
@@ -65,7 +75,6 @@ def prepare(
     done = find_done(files.output, files.journal, plan, same_input=same_input)
     if not same_input:  # its row numbers must not meet the manifest of another input
         files.journal.unlink(missing_ok=True)
-    write_manifest(files.manifest, manifest)
     return Prepared(plan, done, manifest, output)
 
 
@@ -91,10 +100,8 @@ def _last_manifest(settings: CollectSettings, files: CollectionFiles) -> Manifes
     return old
 
 
-def _compare(
-    settings: CollectSettings, files: CollectionFiles, plan: Plan, old: Manifest | None
-) -> tuple[Manifest, bool]:
-    """What this collection is, and whether its input is that of the last session; drift is refused."""
+def _manifest(settings: CollectSettings, files: CollectionFiles) -> Manifest:
+    """What this collection is, as far as it is known before its input is."""
     agent = settings.agent
     meaning = {
         "agent": describe_agent(agent.env, agent.policy, max_turns=agent.max_turns),
@@ -103,23 +110,27 @@ def _compare(
     }
     if settings.input_jsonl_fpath is None:
         meaning["seed"] = settings.seed
-    manifest = Manifest(
+    return Manifest(
         output=files.output.name,
-        input=str(plan.path),
-        input_sha256=plan.sha256,
-        input_bytes=plan.bytes,
-        rows=plan.rows,
-        repeats=plan.repeats,
+        repeats=settings.num_repeats,
         meaning=meaning,
         operation={"concurrency": settings.num_samples_in_parallel, "workers": settings.workers},
     )
+
+
+def _compare(
+    settings: CollectSettings, files: CollectionFiles, plan: Plan, new: Manifest, old: Manifest | None
+) -> bool:
+    """Whether the input is that of the last session; drift is refused."""
+    new.input, new.rows = str(plan.path), plan.rows
     same_input = old is not None and plan.begins_with(old.input_bytes, old.input_sha256)
     if _has_results(files) and old is not None:
-        changes = drift(old, manifest, same_input=same_input)
+        new.input_sha256 = plan.sha256
+        changes = drift(old, new, same_input=same_input)
         if changes and settings.resume != "always":
             refuse_drift(files.output, changes)
-        manifest.sessions, manifest.created_at = old.sessions + 1, old.created_at
-    return manifest, same_input
+        new.sessions, new.created_at = old.sessions + 1, old.created_at
+    return same_input
 
 
 def _has_results(files: CollectionFiles) -> bool:
@@ -155,7 +166,7 @@ def outlook(settings: CollectSettings, files: CollectionFiles) -> Outlook:
         if not (_has_results(files) and files.tasks.exists()):
             return Outlook(str(files.output), own, 0, own)
     plan = Plan(Path(path or files.tasks), limit=settings.limit, repeats=settings.num_repeats)
-    _, same_input = _compare(settings, files, plan, old)
+    same_input = _compare(settings, files, plan, _manifest(settings, files), old)
     done = find_done(files.output, files.journal, plan, same_input=same_input).count
     planned = own or plan.expected
     return Outlook(str(files.output), planned, done, planned - done)

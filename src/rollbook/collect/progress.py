@@ -6,7 +6,6 @@ them, can read it while the collection runs or after it was killed.
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import socket
@@ -20,23 +19,13 @@ import orjson
 
 from rollbook.collect.journal import Done
 from rollbook.collect.rows import Outcome
+from rollbook.collect.settings import Prices
 from rollbook.errors import BadFileError
 from rollbook.records.atomic import write_atomic
 from rollbook.records.plain import utc_now
 
 _RATE_WINDOW_S = 60.0
 _LATENCIES_KEPT = 2000
-
-
-class Prices(msgspec.Struct, kw_only=True, frozen=True):
-    """In whatever currency, for a million tokens."""
-
-    input: float
-    output: float
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.input < math.inf and 0 <= self.output < math.inf):
-            raise ValueError("prices are not below 0")
 
 
 class Progress(msgspec.Struct, kw_only=True):

@@ -7,6 +7,7 @@ YAML file given as the argument, and `key=value` words. Agents are named in `age
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from rollbook.collect.progress import Prices
 from rollbook.collect.retry import RetrySettings
 from rollbook.errors import UsageError
 from rollbook.runs.settings import merge, parse_words, read_yaml, typed
@@ -25,6 +25,17 @@ _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _TEXTS = ("agent_name", "input_jsonl_fpath", "output_jsonl_fpath")
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 Resume = Literal["never", "if-possible", "always"]
+
+
+class Prices(msgspec.Struct, kw_only=True, frozen=True):
+    """In whatever currency, for a million tokens."""
+
+    input: float
+    output: float
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.input < math.inf and 0 <= self.output < math.inf):
+            raise ValueError("prices are not below 0")
 
 
 class AgentSettings(msgspec.Struct, kw_only=True):

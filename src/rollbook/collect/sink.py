@@ -2,14 +2,15 @@
 
 A result's line is appended at once and counts once it is on the disk: a background commit every 50 ms makes
 all lines since the last one durable together, then the journal and the counters learn of them. Failures are
-made durable by the same commits. The slot a rollout held is free long before.
+made durable by the same commits. The slot a rollout held is free long before. Only the first lines wait for
+the manifest, which takes a digest of the whole input.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import orjson
 
@@ -36,8 +37,12 @@ class ResultSink:
         max_failure_rate: float,
         min_samples: int,
         say: Callable[[str], None],
+        manifest: Awaitable[None],
     ) -> None:
+        """`manifest` is done once it is on the disk."""
         self.tally = tally
+        self._manifest = manifest
+        self._waiting: list[Outcome] | None = []  # for the manifest
         self._output = output
         self._failures = JsonlWriter(files.failures)
         self._journal = Journal(files.journal, known)
@@ -48,6 +53,12 @@ class ResultSink:
         self._stop: str | None = None
 
     def done(self, item: Item, outcome: Outcome) -> None:
+        if self._waiting is None:
+            self._append(outcome)
+        else:
+            self._waiting.append(outcome)
+
+    def _append(self, outcome: Outcome) -> None:
         end = self._output.append(outcome.line)
         outcome.line = b""
         self._uncommitted.append((outcome, end))
@@ -84,6 +95,11 @@ class ResultSink:
 
     async def commit(self) -> None:
         """Make what is appended durable, then count it."""
+        if self._waiting is not None:
+            await asyncio.shield(self._manifest)
+            waited, self._waiting = self._waiting, None
+            for outcome in waited:
+                self._append(outcome)
         if self._uncommitted:
             await self._commit_results()
         if self._failures.durable < self._failures.position:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
-from rollbook.forked import InACopy
+from rollbook.forked import MOST_PIECES, InACopy, SharedWork
 
 
 def test_the_result_comes_from_another_process() -> None:
@@ -48,3 +49,45 @@ def test_one_that_is_let_go_of_is_gone() -> None:
     copy.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_pieces_are_shared_and_come_in_their_order() -> None:
+    work = SharedWork(lambda number: (number, os.getpid()), 500, copies=2)
+    results = work.result()
+    assert [number for number, _ in results] == list(range(500))
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_every_piece_is_done_once_unless_someone_dies(tmp_path: Path) -> None:
+    def note(number: int) -> int:
+        with (tmp_path / "done").open("ab") as file:
+            file.write(b"%d\n" % number)
+        return number
+
+    assert SharedWork(note, 200, copies=3).result() == list(range(200))
+    assert sorted(map(int, (tmp_path / "done").read_text().split())) == list(range(200))
+
+
+def test_the_pieces_of_killed_copies_are_done_here() -> None:
+    here = os.getpid()
+
+    def work(number: int) -> int:
+        if os.getpid() != here and number > 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+    assert SharedWork(work, 50, copies=2).result() == list(range(50))
+
+
+def test_an_error_in_a_piece_is_met_here() -> None:
+    def fails(number: int) -> int:
+        return 1 // (number - 7)
+
+    with pytest.raises(ZeroDivisionError):
+        SharedWork(fails, 20, copies=1).result()
+
+
+def test_as_many_pieces_as_may_be() -> None:
+    work = SharedWork(lambda number: number, MOST_PIECES, copies=1)
+    assert work.result() == list(range(MOST_PIECES))

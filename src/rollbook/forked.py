@@ -16,6 +16,8 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+_NUMBER_BYTES = 2
+MOST_PIECES = 16_384  # their numbers all fit into a pipe
 _PIPE_BYTES = 1 << 20  # what anyone may have; results of megabytes pass through it in fewer turns
 
 
@@ -54,6 +56,47 @@ class InACopy(Generic[T]):
             os.waitpid(self._pid, 0)
             os.close(self._reader)
             self._pid = None
+
+
+class SharedWork(Generic[T]):
+    """Numbered pieces of work: copies begin with them at once, and this process helps when it is asked."""
+
+    def __init__(self, work: Callable[[int], T], count: int, copies: int) -> None:
+        self._work, self._count = work, count
+        self._queue: int | None = _queue(count)
+        self._copies = [InACopy(self._take) for _ in range(copies)]
+
+    def result(self) -> list[T]:
+        """Of all pieces, in their order; what a copy that was killed had taken is done here."""
+        done = self._take()
+        for copy in self._copies:
+            done |= copy.result()
+        self.close()
+        return [done[number] if number in done else self._work(number) for number in range(self._count)]
+
+    def close(self) -> None:
+        """Let go of it, whether it is done or not."""
+        for copy in self._copies:
+            copy.close()
+        if self._queue is not None:
+            os.close(self._queue)
+            self._queue = None
+
+    def _take(self) -> dict[int, T]:
+        """The pieces that nobody else takes, until there are none."""
+        done: dict[int, T] = {}
+        while self._queue is not None and (taken := os.read(self._queue, _NUMBER_BYTES)):
+            number = int.from_bytes(taken)
+            done[number] = self._work(number)
+        return done
+
+
+def _queue(count: int) -> int:
+    """A pipe with the number of every piece: whoever reads one has taken it, and nobody else can."""
+    reader, writer = os.pipe()
+    os.write(writer, b"".join(number.to_bytes(_NUMBER_BYTES) for number in range(count)))
+    os.close(writer)
+    return reader
 
 
 def _send(work: Callable[[], T], writer: int) -> None:

@@ -21,14 +21,14 @@ import orjson
 
 from rollbook.collect.settings import CollectSettings
 from rollbook.errors import UsageError
-from rollbook.forked import InACopy
+from rollbook.forked import SharedWork
 from rollbook.records.jsonl import Line, read_blocks, read_lines
 from rollbook.records.row_blocks import Ints, decode_block
 from rollbook.records.row_keys import content_id
 
 _SHOWN_ERRORS = 20
 _PART_BYTES = 8 << 20
-_MOST_PARTS = 256  # a byte tells them apart
+_MOST_PARTS = 1024
 _MOST_PROCESSES = 4
 
 
@@ -87,19 +87,13 @@ class InputCheck:
     def __init__(self, path: Path, limit: int | None) -> None:
         self._path, self._limit = path, limit
         self._parts = _parts(path) if limit is None else [(0, None)]
-        self._next_part: int | None = _queue(len(self._parts))
         copies = min(_cores(), _MOST_PROCESSES, len(self._parts)) - 1
-        self._copies = [InACopy(self._take_parts) for _ in range(copies)]
+        self._work = SharedWork(self._check, len(self._parts), copies)
 
     def result(self) -> tuple[array[int], array[int]]:
         """Where each row begins, and the hash of its id, good within this process."""
-        found = self._take_parts()
-        for copy in self._copies:
-            found |= copy.result()
-        self.close()
         starts, hashes, problems, number = array("q"), array("q"), [], 1
-        for index in range(len(self._parts)):
-            part = found.get(index) or self._check(index)  # whoever took it may have been killed
+        for part in self._work.result():
             problems += [f"{self._path}:{number + line}: {text}" for line, text in part.problems]
             starts += part.starts
             hashes += part.hashes
@@ -112,18 +106,7 @@ class InputCheck:
 
     def close(self) -> None:
         """Let go of it, whether it is done or not."""
-        for copy in self._copies:
-            copy.close()
-        if self._next_part is not None:
-            os.close(self._next_part)
-            self._next_part = None
-
-    def _take_parts(self) -> dict[int, Part]:
-        """Those that nobody else takes, until there are none."""
-        found: dict[int, Part] = {}
-        while self._next_part is not None and (taken := os.read(self._next_part, 1)):
-            found[taken[0]] = self._check(taken[0])
-        return found
+        self._work.close()
 
     def _check(self, index: int) -> Part:
         return check_part(self._path, *self._parts[index], self._limit)
@@ -133,14 +116,6 @@ def begin_check(settings: CollectSettings) -> InputCheck | None:
     """The check of an input, which takes a while, begun; None where the tasks are not made yet."""
     path = settings.input_jsonl_fpath
     return None if path is None else InputCheck(Path(path), settings.limit)
-
-
-def _queue(count: int) -> int:
-    """A pipe with one byte for each part: whoever reads a byte has taken that part, and nobody else has."""
-    reader, writer = os.pipe()
-    os.write(writer, bytes(range(count)))
-    os.close(writer)
-    return reader
 
 
 def check_part(path: Path, start: int = 0, end: int | None = None, limit: int | None = None) -> Part:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rollbook.forked import MOST_PIECES, InACopy, SharedWork
+from rollbook import forked
+from rollbook.forked import InACopy, SharedWork
 
 
 def test_the_result_comes_from_another_process() -> None:
@@ -88,6 +89,6 @@ def test_an_error_in_a_piece_is_met_here() -> None:
         SharedWork(fails, 20, copies=1).result()
 
 
-def test_as_many_pieces_as_may_be() -> None:
-    work = SharedWork(lambda number: number, MOST_PIECES, copies=1)
-    assert work.result() == list(range(MOST_PIECES))
+def test_more_pieces_than_tickets() -> None:
+    count = 3 * forked._MOST_TICKETS + 5
+    assert SharedWork(lambda number: number, count, copies=1).result() == list(range(count))

@@ -16,9 +16,15 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-_NUMBER_BYTES = 2
-MOST_PIECES = 16_384  # their numbers all fit into a pipe
+_MOST_PROCESSES = 4
+_TICKET_BYTES = 2
+_MOST_TICKETS = 4096  # fit into any pipe; of more pieces, each stands for several
 _PIPE_BYTES = 1 << 20  # what anyone may have; results of megabytes pass through it in fewer turns
+
+
+def cores() -> int:
+    """That copies of this process can use: one where it cannot be copied."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
 
 class InACopy(Generic[T]):
@@ -61,17 +67,22 @@ class InACopy(Generic[T]):
 class SharedWork(Generic[T]):
     """Numbered pieces of work: copies begin with them at once, and this process helps when it is asked."""
 
-    def __init__(self, work: Callable[[int], T], count: int, copies: int) -> None:
+    def __init__(self, work: Callable[[int], T], count: int, *, copies: int | None = None) -> None:
+        """As many copies as there are cores besides this one's, up to a few, unless it is said otherwise."""
         self._work, self._count = work, count
-        self._queue: int | None = _queue(count)
-        self._copies = [InACopy(self._take) for _ in range(copies)]
+        self._tickets = min(count, _MOST_TICKETS)
+        self._queue: int | None = _queue(self._tickets)
+        wanted = min(cores(), _MOST_PROCESSES, count) - 1 if copies is None else copies
+        self._copies = [InACopy(self._take) for _ in range(wanted)]
 
     def result(self) -> list[T]:
         """Of all pieces, in their order; what a copy that was killed had taken is done here."""
-        done = self._take()
-        for copy in self._copies:
-            done |= copy.result()
-        self.close()
+        try:
+            done = self._take()
+            for copy in self._copies:
+                done |= copy.result()
+        finally:
+            self.close()
         return [done[number] if number in done else self._work(number) for number in range(self._count)]
 
     def close(self) -> None:
@@ -85,16 +96,16 @@ class SharedWork(Generic[T]):
     def _take(self) -> dict[int, T]:
         """The pieces that nobody else takes, until there are none."""
         done: dict[int, T] = {}
-        while self._queue is not None and (taken := os.read(self._queue, _NUMBER_BYTES)):
-            number = int.from_bytes(taken)
-            done[number] = self._work(number)
+        while self._queue is not None and (ticket := os.read(self._queue, _TICKET_BYTES)):
+            for number in range(int.from_bytes(ticket), self._count, self._tickets):
+                done[number] = self._work(number)
         return done
 
 
 def _queue(count: int) -> int:
-    """A pipe with the number of every piece: whoever reads one has taken it, and nobody else can."""
+    """A pipe with that many tickets: whoever reads one has taken it, and nobody else can."""
     reader, writer = os.pipe()
-    os.write(writer, b"".join(number.to_bytes(_NUMBER_BYTES) for number in range(count)))
+    os.write(writer, b"".join(number.to_bytes(_TICKET_BYTES) for number in range(count)))
     os.close(writer)
     return reader
 

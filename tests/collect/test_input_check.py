@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rollbook.collect import input_check
 from rollbook.collect.input_check import InputCheck, Part, check_part
 from rollbook.errors import UsageError
+from rollbook.records.row_blocks import line_parts
 
 NAMED = b'{"id":"%d","responses_create_params":{"input":"q %d"}}'
 UNNAMED = b'{"answer":%d,"responses_create_params":{"input":[{"role":"user","content":"q %d"}]}}'
@@ -87,7 +88,7 @@ def test_a_part_whose_process_is_killed_is_checked_here(
     monkeypatch.setattr(input_check, "check_part", check_or_die)
     by_several(monkeypatch, 3)
     assert checked(path) == alone
-    parts = input_check._parts(path)
+    parts = line_parts(path, 200)
     assert len(parts) > 3
     assert sorted(done_here) == [start for start, _ in parts]
 

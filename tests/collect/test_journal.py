@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from collecting import config, keys, row, run, small_input, write_rows
+from rollbook.collect import output_scan
 from rollbook.collect.journal import Done, Entry, Journal, find_done
 from rollbook.collect.plan import Plan
 from rollbook.errors import BadLineError
@@ -169,6 +171,38 @@ def test_a_line_longer_than_a_block(tmp_path: Path) -> None:
     output.write_bytes(b'{"_rb_key":"t1#0","pad":"' + pad + b'"}\n{"_rb_key":"t0#0"}\n')
     plan = Plan(tmp_path / "in.jsonl", limit=None, repeats=1)
     assert find_done(output, tmp_path / "none", plan, same_input=False).count == 2
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"_rb_key":"t1#0","pa'])
+@pytest.mark.parametrize("others", [0, 2])
+def test_parts_of_a_large_output_find_what_one_pass_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bytes, others: int
+) -> None:
+    """With an odd line in between (a reward that is text), and one that was being written at its end."""
+    plan = Plan(small_input(tmp_path, 50), limit=None, repeats=2)
+    output = tmp_path / "out.jsonl"
+    rows = [
+        {"_rb_key": f"t{task}#1", "reward": "?" if task == 20 else task / 8, "pad": "x" * task}
+        for task in range(2, 50)
+    ]
+    output.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows) + torn)
+    alone = find_done(output, tmp_path / "none", plan, same_input=False)
+    assert alone.count == 48
+    monkeypatch.setattr(output_scan, "_PART_BYTES", 100)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(1 + others)))
+    shared = find_done(output, tmp_path / "none", plan, same_input=False)
+    assert shared.entries.tobytes() == alone.entries.tobytes()
+
+
+def test_a_bad_line_in_any_part_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(small_input(tmp_path, 50), limit=None, repeats=1)
+    lines = [b'{"_rb_key":"t%d#0"}\n' % task for task in range(50)]
+    lines[37] = b'{"no": "key"}\n'
+    (tmp_path / "out.jsonl").write_bytes(b"".join(lines))
+    monkeypatch.setattr(output_scan, "_PART_BYTES", 100)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    with pytest.raises(BadLineError, match=r"out\.jsonl:38"):
+        find_done(tmp_path / "out.jsonl", tmp_path / "none", plan, same_input=False)
 
 
 NAMES = st.text(

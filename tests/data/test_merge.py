@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
+import os
 import random
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from rollbook.data.merge import Duplicates, merge
 from rollbook.data.rows import read_rows
 from rollbook.data.sample import sample
 from rollbook.errors import BadFileError, BadLineError, UsageError
+from rollbook.records.row_blocks import LineBlock
 from rollbook.records.row_keys import content_id
 
 
@@ -68,18 +70,51 @@ def test_all_rows_byte_by_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_slow_path")
-def test_many_blocks_of_many_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_merge, "_WINDOW", mmap.ALLOCATIONGRANULARITY)
+@pytest.mark.parametrize("few", [1, 1 << 30])
+@pytest.mark.parametrize("end", [b"\n", b""])
+def test_many_pieces_of_many_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int, end: bytes
+) -> None:
+    """By copies of this process, or by none."""
+    monkeypatch.setattr(block_merge, "_FEW_BYTES", few)
+    monkeypatch.setattr(block_merge, "_PART_BYTES", 700)
     monkeypatch.setattr(block_merge, "_PIECE", 100)
     monkeypatch.setattr(block_merge, "_PUSH_EVERY", 500)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     shards = [
-        write(tmp_path / f"{n}.jsonl", [row(100 * n + task, text="é" * (task * n)) for task in range(60)])
+        write(
+            tmp_path / f"{n}.jsonl",
+            [row(100 * n + task, text="é" * (task * n)) for task in range(60)],
+            end=end,
+        )
         for n in range(3)
     ]
-    manifest = merge(shards, tmp_path / "out.jsonl")
-    assert (tmp_path / "out.jsonl").read_bytes() == b"".join(shard.read_bytes() for shard in shards)
+    told: list[int] = []
+    manifest = merge(shards, tmp_path / "out.jsonl", advance=told.append)
+    whole = b"".join(shard.read_bytes().rstrip(b"\n") + b"\n" for shard in shards)
+    assert (tmp_path / "out.jsonl").read_bytes() == whole
+    assert [record.rows for record in manifest.inputs] == [60, 60, 60]
     digests = [hashlib.sha256(shard.read_bytes()).hexdigest() for shard in shards]
     assert [record.sha256 for record in manifest.inputs] == digests
+    assert sum(told) == len(whole)
+
+
+@pytest.mark.usefixtures("no_slow_path")
+def test_pieces_of_a_killed_copy_are_merged_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_merge, "_FEW_BYTES", 1)
+    monkeypatch.setattr(block_merge, "_PART_BYTES", 700)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    here, taken = os.getpid(), block_merge.hashes_of_keys
+
+    def take_or_die(block: LineBlock) -> Any:
+        if os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return taken(block)
+
+    monkeypatch.setattr(block_merge, "hashes_of_keys", take_or_die)
+    shard = write(tmp_path / "a.jsonl", [row(task) for task in range(300)])
+    merge([shard], tmp_path / "out.jsonl")
+    assert (tmp_path / "out.jsonl").read_bytes() == shard.read_bytes()
 
 
 @pytest.mark.usefixtures("no_slow_path")

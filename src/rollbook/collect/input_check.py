@@ -8,8 +8,6 @@ before this process has imported all it needs to send something; then it takes w
 from __future__ import annotations
 
 import codecs
-import os
-import sys
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,14 +20,12 @@ import orjson
 from rollbook.collect.settings import CollectSettings
 from rollbook.errors import UsageError
 from rollbook.forked import SharedWork
-from rollbook.records.jsonl import Line, read_blocks, read_lines
-from rollbook.records.row_blocks import Ints, decode_block
+from rollbook.records.jsonl import Line, read_lines
+from rollbook.records.row_blocks import LineBlock, decode_block, line_blocks, line_parts
 from rollbook.records.row_keys import content_id
 
 _SHOWN_ERRORS = 20
 _PART_BYTES = 8 << 20
-_MOST_PARTS = 1024
-_MOST_PROCESSES = 4
 
 
 class _Items(msgspec.Struct, array_like=True, gc=False):
@@ -86,9 +82,10 @@ class InputCheck:
 
     def __init__(self, path: Path, limit: int | None) -> None:
         self._path, self._limit = path, limit
-        self._parts = _parts(path) if limit is None else [(0, None)]
-        copies = min(_cores(), _MOST_PROCESSES, len(self._parts)) - 1
-        self._work = SharedWork(self._check, len(self._parts), copies)
+        self._parts: list[tuple[int, int | None]] = [(0, None)]
+        if limit is None:
+            self._parts = [*line_parts(path, _PART_BYTES)]
+        self._work = SharedWork(self._check, len(self._parts))
 
     def result(self) -> tuple[array[int], array[int]]:
         """Where each row begins, and the hash of its id, good within this process."""
@@ -121,45 +118,35 @@ def begin_check(settings: CollectSettings) -> InputCheck | None:
 def check_part(path: Path, start: int = 0, end: int | None = None, limit: int | None = None) -> Part:
     found = Part(array("q"), array("q"), [], 0)
     lines = 0
-    for offset, block in _blocks(path, start, end):
-        before = len(found.starts)
-        if _take_block(found, offset, block):
-            lines += len(found.starts) - before
-        else:
-            _take_lines(found, path, offset, len(block), lines, limit)
-            lines += block.count(b"\n")
+    for block in _blocks(path, start, end):
+        if not _take_block(found, block):
+            _take_lines(found, path, block, lines, limit)
+        lines += len(block.ends)
         if limit is not None and len(found.starts) >= limit:
             del found.starts[limit:], found.hashes[limit:]
             break
     return found._replace(lines=lines)
 
 
-def _take_block(found: Part, start: int, block: bytes) -> bool:
+def _take_block(found: Part, block: LineBlock) -> bool:
     """The usual case, a block of good rows, without a loop over lines; False when it is not."""
-    identified = _identified(block)
-    if identified is None:
+    hashes: Iterable[int]
+    if (named := decode_block(block, _decode_rows_by_id)) is not None:
+        hashes = map(hash, [row.id for row in named])
+    elif (others := decode_block(block, _decode_rows)) is not None:
+        lines = block.data.tobytes().split(b"\n")
+        hashes = [hash(task_id(row, line)) for row, line in zip(others, lines, strict=False)]
+    else:
         return False
-    hashes, ends = identified
-    found.starts.append(start)
-    found.starts.frombytes((ends[:-1].astype(np.int64) + (start + 1)).tobytes())
-    found.hashes.frombytes(np.fromiter(hashes, dtype=np.int64, count=len(ends)).tobytes())
+    found.starts.frombytes((block.starts + block.offset).tobytes())
+    found.hashes.frombytes(np.fromiter(hashes, dtype=np.int64, count=len(block.ends)).tobytes())
     return True
 
 
-def _identified(block: bytes) -> tuple[Iterable[int], Ints] | None:
-    """The hashes of the ids of a block's rows, and where their lines end."""
-    if (named := decode_block(block, _decode_rows_by_id)) is not None:
-        rows, ends = named
-        return map(hash, [row.id for row in rows]), ends
-    if (others := decode_block(block, _decode_rows)) is None:
-        return None
-    lines = block.split(b"\n")
-    return [hash(task_id(row, line)) for row, line in zip(others[0], lines, strict=False)], others[1]
-
-
-def _take_lines(found: Part, path: Path, start: int, length: int, before: int, limit: int | None) -> None:
-    """The same for a block with something odd in it: blank lines, bad rows, no last newline."""
-    for line in read_lines(path, start=start, end=start + length, number=before, accept_tail=True):
+def _take_lines(found: Part, path: Path, block: LineBlock, before: int, limit: int | None) -> None:
+    """The same for a block with something odd in it: blank lines, bad rows."""
+    end = block.offset + len(block.data)
+    for line in read_lines(path, start=block.offset, end=end, number=before, accept_tail=True):
         if not line.data or line.data.isspace():
             continue
         if limit is not None and len(found.starts) >= limit:
@@ -174,32 +161,9 @@ def _take_lines(found: Part, path: Path, start: int, length: int, before: int, l
         found.hashes.append(hash(task_id(row, line.data)))
 
 
-def _parts(path: Path) -> list[tuple[int, int | None]]:
-    """Where to cut."""
-    size = path.stat().st_size if path.is_file() else 0
-    count = min(size // _PART_BYTES + 1, _MOST_PARTS)
-    if _cores() < 2:
-        return [(0, None)]
-    cuts = [_line_start(path, size * number // count) for number in range(count)]
-    return list(zip(cuts, [*cuts[1:], None], strict=True))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
-
-
-def _line_start(path: Path, offset: int) -> int:
-    """The start of the first line that begins at this byte or after it."""
-    if offset == 0:
-        return 0
-    with path.open("rb") as file:
-        file.seek(offset - 1)
-        return offset - 1 + len(file.readline())
-
-
-def _blocks(path: Path, start: int, end: int | None) -> Iterator[tuple[int, bytes]]:
+def _blocks(path: Path, start: int, end: int | None) -> Iterator[LineBlock]:
     try:
-        yield from read_blocks(path, start=start, end=end)
+        yield from line_blocks(path, start=start, end=end)
     except OSError as error:
         raise unreadable(path, error) from None
 

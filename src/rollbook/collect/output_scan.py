@@ -1,12 +1,13 @@
 """What the lines of an output say of themselves: key, reward, tokens, and where each ends.
 
-Lines as a collector writes them are decoded by the block. A block with something odd in it is read line by
-line, and what cannot be a line of a collection is refused by its number.
+Lines as a collector writes them are decoded by the block, in a large file by all cores. A block with
+something odd in it is read line by line, and what cannot be a line of a collection is refused by its number.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,11 +17,12 @@ import msgspec
 import orjson
 
 from rollbook.errors import BadLineError
+from rollbook.forked import SharedWork
 from rollbook.records.jsonl import Line, check_line, read_blocks, read_lines
-from rollbook.records.row_blocks import decode_block
+from rollbook.records.row_blocks import decode_block, line_blocks, line_parts
 from rollbook.records.row_keys import KEY
 
-_BLOCK = 4 << 20
+_PART_BYTES = 32 << 20
 _LONGEST_REPEAT = 9  # digits; more do not fit the journal
 
 
@@ -47,7 +49,7 @@ class Scanned:
     """Column by column: hashes of task ids, good within this process, -1 where a key names no repeat."""
 
     def __init__(self) -> None:
-        self.tasks, self.repeats, self.ends = array("q"), array("q"), array("q")
+        self.tasks, self.repeats, self.ends = array("q"), array("i"), array("q")
         self.rewards = array("d")  # NaN where there is none
         self.input_tokens, self.output_tokens = array("q"), array("q")
 
@@ -63,18 +65,32 @@ class Scanned:
         self.input_tokens.extend([usage.input_tokens for usage in usages])
         self.output_tokens.extend([usage.output_tokens for usage in usages])
 
+    def extend(self, other: Scanned) -> None:
+        for name, column in vars(other).items():
+            getattr(self, name).extend(column)
+
 
 def scan(output: Path, start: int) -> Scanned:
     """The complete lines from an offset on."""
+    parts = line_parts(output, _PART_BYTES, start=start)
+    # A copy of a process has none of its threads, and an environment may have begun some.
+    copies = None if threading.active_count() == 1 else 0
+    work = SharedWork(lambda number: _scan_part(output, *parts[number]), len(parts), copies=copies)
     found = Scanned()
-    for offset, block in read_blocks(output, start=start, size=_BLOCK):
-        decoded = decode_block(block, _decode_lines)
-        if decoded is None:
-            _take_lines(found, output, offset, len(block))
+    for part in work.result():
+        found.extend(part)
+    return found
+
+
+def _scan_part(output: Path, start: int, end: int) -> Scanned:
+    found = Scanned()
+    for block in line_blocks(output, start=start, end=end):
+        rows = decode_block(block, _decode_lines) if block.has_last_newline else None
+        if rows is None:
+            _take_lines(found, output, block.offset, len(block.data))
             continue
-        rows, ends = decoded
         found.add(rows)
-        found.ends.frombytes((ends + (offset + 1)).astype("q").tobytes())
+        found.ends.frombytes((block.ends + (block.offset + 1)).tobytes())
     return found
 
 

@@ -1,48 +1,99 @@
 """Plain files of our own rows into one, checked and copied at once.
 
-Parsing every row takes the longest and holds the interpreter's lock, so a copy of this process does that,
-while this one takes the SHA-256 of the files and writes them. Both go through them in the same order, at
-about the same pace, and so find most of them in the processor's cache. A thread has the disk begin meanwhile
-with what is written, to spare the end.
+Parsing every row takes the longest and holds the interpreter's lock, so copies of this process do that, part
+by part, while this one takes the SHA-256 of the files and writes them; then it helps with the parts that are
+left. The disk begins meanwhile with what is written, to spare the end.
 """
 
 from __future__ import annotations
 
 import hashlib
 import mmap
-import os
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from rollbook.data.job import DataJob
 from rollbook.data.output import RowOutput
-from rollbook.data.quick_check import NotQuick, check_files
+from rollbook.data.quick_check import Keys, NotQuick, hashes_of_keys
 from rollbook.data.rows import Advance
-from rollbook.forked import InACopy
+from rollbook.forked import SharedWork
+from rollbook.records.row_blocks import line_blocks, line_parts
 
-_WINDOW = 16 << 20  # of a file in memory at once; a multiple of every size of page
-_PIECE = 1 << 18  # the page cache takes large writes at a third of the speed, measured
-_PUSH_EVERY = 64 << 20
+_FEW_BYTES = 16 << 20  # are not worth a process
+_PART_BYTES = 32 << 20
+_PIECE = 1 << 18  # with smaller or larger writes the kernel takes up to twice as long, measured
+_PUSH_EVERY = 256 << 20
+
+
+class _Part(NamedTuple):
+    """Some whole lines of a file."""
+
+    path: Path
+    start: int
+    end: int
 
 
 def merge_blocks(job: DataJob, directory: Path, advance: Advance) -> None:
     """Write all rows of the inputs as they are, with the newline a file may lack; or raise NotQuick."""
     assert job.output is not None
-    check = InACopy(partial(check_files, job.paths, directory / "keys"))
-    with closing(check), _Copier(job.output, advance) as copier:
-        for path in job.paths:
-            digest, is_whole = copier.copy(path)
+    parts = [_Part(path, *place) for path in job.paths for place in line_parts(path, _PART_BYTES)]
+    sizes = {part.path: part.end for part in parts}  # of a file that grows, no more than that
+    check, copier = _Check(parts, directory), _Copier(job.output, advance)
+    few = sum(sizes.values()) < _FEW_BYTES
+    with closing(SharedWork(check.part, len(parts), copies=0 if few else None)) as work:
+        for path, size in sizes.items():
+            if check.has_doubts:
+                raise NotQuick
+            digest, is_whole = copier.copy(path, size)
             job.set_digest(path, digest)
             if not is_whole:
                 job.count("newlines_added")
-        rows = check.result()
-    if rows is None:
+        rows = work.result()
+    if check.has_doubts or not check.are_keys_different():
         raise NotQuick
-    for path, count in rows.items():
-        job.set_rows(path, count)
+    for part, count in zip(parts, rows, strict=True):
+        job.set_rows(part.path, job.rows_of(part.path) + count)
     job.output.rows = job.rows_in
+
+
+class _Check:
+    """Parses parts, in this process or a copy of it; of doubts all hear by memory that they share."""
+
+    def __init__(self, parts: Sequence[_Part], directory: Path) -> None:
+        self._parts, self._directory = parts, directory
+        self._doubts = mmap.mmap(-1, 1)
+
+    @property
+    def has_doubts(self) -> bool:
+        return self._doubts[0] != 0
+
+    def part(self, number: int) -> int:
+        """How many rows it has; the hashes of their keys are put aside."""
+        path, start, end = self._parts[number]
+        rows = seen = 0
+        with self._keys_of(number).open("wb") as keys:
+            for block in line_blocks(path, start=start, end=end):
+                hashes = None if self.has_doubts else hashes_of_keys(block)
+                if hashes is None:
+                    break
+                hashes.tofile(keys)
+                rows, seen = rows + len(hashes), seen + len(block.data)
+        if seen != end - start:
+            self._doubts[0] = 1
+        return rows
+
+    def are_keys_different(self) -> bool:
+        keys = Keys(self._directory)
+        for number in range(len(self._parts)):
+            keys.add(np.fromfile(self._keys_of(number), dtype=np.int64))
+        return keys.are_different()
+
+    def _keys_of(self, number: int) -> Path:
+        return self._directory / f"keys-{number}"
 
 
 class _Copier:
@@ -50,46 +101,30 @@ class _Copier:
 
     def __init__(self, output: RowOutput, advance: Advance) -> None:
         self._output, self._advance = output, advance
-        self._pushing = ThreadPoolExecutor(1, thread_name_prefix="push")
-        self._pushed: Future[None] | None = None
-        self._since_push = 0
+        self._written = self._pushed = 0
 
-    def copy(self, path: Path) -> tuple[str, bool]:
+    def copy(self, path: Path, size: int) -> tuple[str, bool]:
         """The file's SHA-256, and whether its last line has a newline; one is added if not."""
-        digest, last = hashlib.sha256(), b"\n"
+        digest = hashlib.sha256()
+        buffer = memoryview(bytearray(_PIECE))
+        last = b"\n"
         with path.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            for start in range(0, size, _WINDOW):
-                length = min(_WINDOW, size - start)
-                with mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start) as window:
-                    digest.update(window)
-                    self._write(window)
-                    last = window[-1:]
+            while size > 0 and (read := file.readinto(buffer[:size])):
+                piece = buffer[:read]
+                digest.update(piece)
+                self._write(piece)
+                size, last = size - read, bytes(piece[-1:])
+        if size:
+            raise NotQuick  # someone has cut it short
         is_whole = last == b"\n"
         if not is_whole:
-            self._output.write_block(b"\n", 0)
+            self._write(memoryview(b"\n"))
         return digest.hexdigest(), is_whole
 
-    def _write(self, window: mmap.mmap) -> None:
-        with memoryview(window) as data:
-            for start in range(0, len(data), _PIECE):
-                with data[start : start + _PIECE] as piece:
-                    self._output.write_block(piece, 0)
-                    self._advance(len(piece))
-        self._since_push += len(window)
-        if self._since_push >= _PUSH_EVERY and (self._pushed is None or self._pushed.done()):
-            self._wait()
-            self._pushed = self._pushing.submit(self._output.push_to_disk)
-            self._since_push = 0
-
-    def _wait(self) -> None:
-        if self._pushed is not None:
-            self._pushed.result()
-
-    def __enter__(self) -> _Copier:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._pushing.shutdown()
-        if kind is None:
-            self._wait()
+    def _write(self, piece: memoryview) -> None:
+        self._output.write_block(piece, 0)
+        self._advance(len(piece))
+        self._written += len(piece)
+        if self._written - self._pushed >= _PUSH_EVERY:
+            self._output.push_to_disk(self._pushed, self._written - self._pushed)
+            self._pushed = self._written

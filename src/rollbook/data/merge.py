@@ -71,10 +71,11 @@ def merge(
             advance=advance,
         )
 
-    planned = planned_by(new_job().paths)
+    job = new_job(takes_digests=False)
+    planned = planned_by(job.paths)
     if not ordered and tasks is None and output.suffix == ".jsonl":
         try:
-            return _merge_blocks(new_job(takes_digests=False), output, planned, advance)
+            return _merge_blocks(job, output, planned, advance)
         except NotQuick:
             pass
     task_list = TaskList(tasks, repeats) if tasks is not None else None

@@ -2,9 +2,6 @@
 
 It says only whether all is well. Where it is not, the reader that goes row by row decides, and names the
 place. One thing it takes that the other does not: a number too large for a float, such as 1e999.
-
-Between a closing and an opening bracket JSON has a comma or, between two documents, nothing but space. So if
-every newline stands between `}` and `{`, and there are as many objects as lines, each line is one object.
 """
 
 from __future__ import annotations
@@ -16,11 +13,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rollbook.data.line_blocks import LineBlock, line_blocks, odd_lines
+from rollbook.records.row_blocks import LineBlock, decode_block
 from rollbook.records.row_keys import KEY
 
 _OUR_ROW = b'{"' + KEY.encode() + b'":"'
-_ASCII = 128
 _HELD = 1 << 22  # hashes of keys, of eight bytes each
 _BUCKETS = 64
 
@@ -44,34 +40,13 @@ def can_be_quick(paths: Sequence[Path]) -> bool:
     return all(path.suffix in (".jsonl", ".ndjson") and _begins_like_ours(path) for path in paths)
 
 
-def check_files(paths: Sequence[Path], directory: Path, block_size: int = 1 << 20) -> dict[Path, int] | None:
-    """The rows of each file; None where there are doubts (in another process, which no exception leaves)."""
-    directory.mkdir(exist_ok=True)
-    keys = _Keys(directory)
-    try:
-        rows = {path: sum(_take(block, keys) for block in line_blocks(path, block_size)) for path in paths}
-    except NotQuick:
-        return None
-    return rows if keys.are_different() else None
+def hashes_of_keys(block: LineBlock) -> Hashes | None:
+    """Of the rows of a block, good within this process and its copies; None where there are doubts."""
+    rows = decode_block(block, _decode)
+    return None if rows is None else np.array([hash(row.key) for row in rows], dtype=np.int64)
 
 
-def _take(block: LineBlock, keys: _Keys) -> int:
-    data = block.data.data
-    try:
-        if len(odd_lines(block)):
-            raise NotQuick
-        if block.data.max() >= _ASCII:
-            str(data, "utf-8")  # the parser does not look at bytes of text that it leaves
-        rows = _decode(data)
-    except (ValueError, RecursionError):  # msgspec's errors and wrong UTF-8 are values' errors
-        raise NotQuick from None
-    if len(rows) != len(block.ends):
-        raise NotQuick
-    keys.add(np.array([hash(row.key) for row in rows], dtype=np.int64))
-    return len(rows)
-
-
-class _Keys:
+class Keys:
     """Any number of hashes: held, and once they are many, aside in files by their last bits."""
 
     def __init__(self, directory: Path) -> None:

@@ -13,7 +13,7 @@ import secrets
 import socket
 import sys
 import time
-from importlib import metadata
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,13 @@ def new_attempt(number: int, log_lengths: dict[str, int], resumed_from: str | No
 
 def versions() -> dict[str, str]:
     """Of Python, ourselves and whatever of the field is installed, without importing any of it."""
+    return dict(_versions())
+
+
+@cache
+def _versions() -> dict[str, str]:
+    from importlib import metadata  # takes a while, and readers do without
+
     found = {"rollbook": __version__, "python": platform.python_version()}
     for package in _REPORTED_PACKAGES:
         try:

@@ -22,6 +22,8 @@ from collecting import (
     write_rows,
 )
 from rollbook.collect.progress import read_progress
+from rollbook.collect.settings import CollectSettings
+from rollbook.collect.worker_pool import WorkerPool
 from rollbook.errors import RollbookError, UsageError
 
 
@@ -80,3 +82,20 @@ def test_workers_that_all_die_end_it(parallel: int, tmp_path: Path) -> None:
     progress = read_progress(tmp_path / "out_progress.json")
     assert progress.status == "incomplete"
     assert progress.failed == 0
+
+
+def test_no_more_workers_than_there_is_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_input(tmp_path, 3)
+    config(tmp_path)
+    started: list[int] = []
+    start = WorkerPool.start
+
+    async def counted(settings: CollectSettings) -> WorkerPool:
+        started.append(settings.workers)
+        return await start(settings)
+
+    monkeypatch.setattr(WorkerPool, "start", counted)
+    run(tmp_path, "workers=8", "limit=2")
+    run(tmp_path, "workers=8")
+    assert started == [2, 1]
+    assert_exactly_once(tmp_path / "out.jsonl", expected_keys(3, 1))

@@ -137,7 +137,7 @@ def test_a_file_that_holds_no_settings(content: str, said: str, tmp_path: Path) 
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(BadFileError, match=r"no\.yaml: no such file"):
+    with pytest.raises(UsageError, match=r"no\.yaml: no such file"):
         load_settings([str(tmp_path / "no.yaml"), *LEAST])
 
 

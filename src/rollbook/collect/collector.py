@@ -100,7 +100,7 @@ async def _collect(
 ) -> Progress:
     plan, done = prepared.plan, prepared.done
     manifest = asyncio.ensure_future(asyncio.to_thread(prepared.write_manifest, files.manifest))
-    executor = await _executor(settings, tried)
+    executor = await _executor(settings, tried, plan.expected - done.count)
     began(plan)
     tally = Tally(files.output, plan.expected, done, settings.prices)
     sink = _sink(settings, files, prepared, tally, say, manifest)
@@ -264,11 +264,12 @@ def _term_interrupts() -> Any:
         signal.signal(signal.SIGTERM, before)
 
 
-async def _executor(settings: CollectSettings, tried: LocalExecutor) -> Executor:
+async def _executor(settings: CollectSettings, tried: LocalExecutor, left: int) -> Executor:
     """`tried` shows that the settings can work; other processes build executors of their own."""
     if settings.engine == "local" and settings.workers == 1:
         return tried
     await tried.close()
+    settings = msgspec.structs.replace(settings, workers=max(1, min(settings.workers, left)))
     if settings.engine == "ray":
         from rollbook.collect.ray_engine import RayExecutor
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 COMPRESSED = {".zst": "zstd", ".gz": "gzip"}
 _CHUNK = 1 << 20
 _PARQUET_BATCH = 1024
+_DEEPEST = 250  # what every writer of JSON here can write again
 
 Advance = Callable[[int], None]  # told how many bytes of input were read since the last call
 
@@ -35,10 +36,23 @@ class Row(NamedTuple):
     number: int  # of the line, or of the row of a Parquet file, from 1
 
     def value(self) -> dict[str, Any]:
-        return decode_line(self.path, Line(self.data, self.number, 0, 0))
+        value = decode_line(self.path, Line(self.data, self.number, 0, 0))
+        if self.data.count(b"{") + self.data.count(b"[") > _DEEPEST and _depth(value) > _DEEPEST:
+            raise self.refuse(f"is nested more than {_DEEPEST} levels deep; leave it out or flatten it")
+        return value
 
     def refuse(self, why: str) -> BadLineError:
         return BadLineError(self.path, self.number, why)
+
+
+def _depth(value: dict[str, Any]) -> int:
+    depth = 0
+    level: list[dict[str, Any] | list[Any]] = [value]
+    while level:
+        depth += 1
+        held = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
+        level = [item for item in held if isinstance(item, dict | list)]
+    return depth
 
 
 class RowCount:

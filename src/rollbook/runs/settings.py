@@ -30,7 +30,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         value = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except FileNotFoundError:
-        raise BadFileError(path, "no such file") from None
+        raise UsageError(f"{path}: no such file") from None
     except OSError as error:
         raise BadFileError(path, f"cannot be read: {error.strerror or error}") from error
     except yaml.YAMLError as error:

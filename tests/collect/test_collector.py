@@ -421,6 +421,28 @@ def test_no_line_is_written_before_the_manifest(tmp_path: Path, monkeypatch: pyt
     assert_exactly_once(tmp_path / "out.jsonl", expected_keys(4, 1))
 
 
+def test_a_journal_never_meets_the_manifest_of_another_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row numbers would mean other rows."""
+    source = small_input(tmp_path, 4)
+    config(tmp_path)
+    collect(settings(tmp_path, "limit=3"), say=lambda _: None)
+    source.write_bytes(b"".join(reversed(source.read_bytes().splitlines(keepends=True))))
+    had_journal: list[bool] = []
+    write = Prepared.write_manifest
+
+    def look_and_write(self: Prepared, path: Path) -> None:
+        time.sleep(0.2)
+        had_journal.append((tmp_path / "out_journal.bin").exists())
+        write(self, path)
+
+    monkeypatch.setattr(Prepared, "write_manifest", look_and_write)
+    collect(settings(tmp_path, "resume=always"), say=lambda _: None)
+    assert had_journal == [False]
+    assert_exactly_once(tmp_path / "out.jsonl", expected_keys(4, 1))
+
+
 def test_without_its_manifest_a_collection_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

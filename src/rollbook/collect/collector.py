@@ -100,6 +100,8 @@ async def _collect(
 ) -> Progress:
     plan, done = prepared.plan, prepared.done
     manifest = asyncio.ensure_future(asyncio.to_thread(prepared.write_manifest, files.manifest))
+    if len(done.entries):  # the journal that the sink begins must not meet the manifest of another input
+        await manifest
     executor = await _executor(settings, tried, plan.expected - done.count)
     began(plan)
     tally = Tally(files.output, plan.expected, done, settings.prices)

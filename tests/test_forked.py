@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -92,3 +94,52 @@ def test_an_error_in_a_piece_is_met_here() -> None:
 def test_more_pieces_than_tickets() -> None:
     count = 3 * forked._MOST_TICKETS + 5
     assert SharedWork(lambda number: number, count, copies=1).result() == list(range(count))
+
+
+def test_of_several_errors_it_is_the_first() -> None:
+    def fails(number: int) -> int:
+        if number % 5 == 3:
+            raise ValueError(f"piece {number}")
+        return number
+
+    for _ in range(20):
+        with pytest.raises(ValueError, match=r"^piece 3$"):
+            SharedWork(fails, 40, copies=2).result()
+
+
+ORPHANS = """
+import os, time
+from rollbook.forked import InACopy, SharedWork
+
+alone = InACopy(lambda: b"x" * (8 << 20))  # more than fits into its pipe
+shared = SharedWork(lambda number: time.sleep(0.05), 4000, copies=1)
+print(alone._pid, shared._copies[0]._pid, flush=True)
+os._exit(0)
+"""
+
+
+def test_copies_do_not_outlive_their_parent() -> None:
+    # Its output is a pipe that the copies have as well: reading it to its end waits for them.
+    ended = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, text=True, timeout=60)
+    pids = [int(pid) for pid in ended.stdout.split()]
+    assert len(pids) == 2
+    assert not any(is_running(pid) for pid in pids)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def test_children_that_someone_else_reaps() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert SharedWork(lambda number: number, 10, copies=2).result() == list(range(10))
+        copy = InACopy(lambda: 1)
+        time.sleep(0.3)
+        assert copy.result() == 1
+    finally:
+        signal.signal(signal.SIGCHLD, before)

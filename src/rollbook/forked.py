@@ -39,6 +39,7 @@ class InACopy(Generic[T]):
                 fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             self._pid = os.fork()
             if self._pid == 0:
+                os.close(self._reader)  # so that it hears when nobody reads any more
                 _send(work, writer)
             os.close(writer)
 
@@ -58,8 +59,11 @@ class InACopy(Generic[T]):
     def close(self) -> None:
         """Let go of it, whether it is done or not."""
         if self._pid is not None:
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
+            with suppress(
+                ProcessLookupError, ChildProcessError
+            ):  # whoever called us may have it reaped at once
+                os.kill(self._pid, signal.SIGKILL)
+                os.waitpid(self._pid, 0)
             os.close(self._reader)
             self._pid = None
 
@@ -70,13 +74,18 @@ class SharedWork(Generic[T]):
     def __init__(self, work: Callable[[int], T], count: int, *, copies: int | None = None) -> None:
         """As many copies as there are cores besides this one's, up to a few, unless it is said otherwise."""
         self._work, self._count = work, count
+        self._home = os.getpid()
         self._tickets = min(count, _MOST_TICKETS)
-        self._queue: int | None = _queue(self._tickets)
+        self._queue = _queue(self._tickets)
+        self._is_open = True
         wanted = min(cores(), _MOST_PROCESSES, count) - 1 if copies is None else copies
         self._copies = [InACopy(self._take) for _ in range(wanted)]
 
     def result(self) -> list[T]:
-        """Of all pieces, in their order; what a copy that was killed had taken is done here."""
+        """Of all pieces, in their order; what a copy that was killed had taken is done here.
+
+        Of several that meet an error, it is the first one's.
+        """
         try:
             done = self._take()
             for copy in self._copies:
@@ -89,17 +98,22 @@ class SharedWork(Generic[T]):
         """Let go of it, whether it is done or not."""
         for copy in self._copies:
             copy.close()
-        if self._queue is not None:
+        if self._is_open:
             os.close(self._queue)
-            self._queue = None
+            self._is_open = False
 
     def _take(self) -> dict[int, T]:
         """The pieces that nobody else takes, until there are none."""
         done: dict[int, T] = {}
-        while self._queue is not None and (ticket := os.read(self._queue, _TICKET_BYTES)):
-            for number in range(int.from_bytes(ticket), self._count, self._tickets):
-                done[number] = self._work(number)
+        with suppress(Exception):  # to be met again, in the order of the pieces
+            while self._is_wanted() and (ticket := os.read(self._queue, _TICKET_BYTES)):
+                for number in range(int.from_bytes(ticket), self._count, self._tickets):
+                    done[number] = self._work(number)
         return done
+
+    def _is_wanted(self) -> bool:
+        """A copy whose parent is gone has nobody to work for."""
+        return os.getpid() == self._home or os.getppid() == self._home
 
 
 def _queue(count: int) -> int:

@@ -25,6 +25,7 @@ from collecting import (
     start,
     write_rows,
 )
+from rollbook.collect import prepare
 from rollbook.collect.collector import collect
 from rollbook.collect.manifest import read_manifest
 from rollbook.collect.own_tasks import count_tasks, write_tasks
@@ -419,6 +420,36 @@ def test_no_line_is_written_before_the_manifest(tmp_path: Path, monkeypatch: pyt
     assert lines_before == [0]
     assert any(now.status == "running" and now.in_flight == 0 for now in at_work)
     assert_exactly_once(tmp_path / "out.jsonl", expected_keys(4, 1))
+
+
+def test_results_that_wait_for_the_manifest_count_when_failures_are_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_input(tmp_path, 40)
+    body = "if len(list(pathlib.Path(__file__).parent.glob('done*'))) < 30:\n"
+    body += "    pathlib.Path(__file__).with_name(f'done{random.random()}').touch()\n"
+    body += "    return '2'\nraise ValueError('no')"
+    config(tmp_path, script(tmp_path, body))
+    write = Prepared.write_manifest
+
+    def write_late(self: Prepared, path: Path) -> None:
+        time.sleep(1.5)
+        write(self, path)
+
+    monkeypatch.setattr(Prepared, "write_manifest", write_late)
+    words = ["min_samples=5", "max_failure_rate=0.5", "num_samples_in_parallel=1"]
+    progress = collect(settings(tmp_path, *words), say=lambda _: None)
+    assert (progress.done, progress.failed, progress.reason) == (30, 10, None)
+
+
+def test_a_manifest_that_would_take_long_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_input(tmp_path, 4)
+    config(tmp_path)
+    monkeypatch.setattr(prepare, "_LONG_DIGEST", 1)
+    began: list[bool] = []
+    manifest = tmp_path / "out_manifest.json"
+    collect(settings(tmp_path), say=lambda _: None, began=lambda _: began.append(manifest.exists()))
+    assert began == [True]
 
 
 def test_a_journal_never_meets_the_manifest_of_another_input(

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollbook.records import row_blocks
 from rollbook.records.row_blocks import line_blocks, line_parts
 
 PIECES = st.lists(st.sampled_from([b"\n", b"a", b"bc", b"\n\n", b"d" * 40]), max_size=30)
@@ -50,3 +51,19 @@ def test_parts_are_whole_lines_and_all_of_them(
     ends = [block.offset + end for block in blocks for end in block.ends.tolist()]
     whole = [block.offset + end for block in line_blocks(path, start=start) for end in block.ends.tolist()]
     assert ends == whole
+
+
+def test_a_long_line_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"a\n" + b"x" * 10_000 + b"\nb\n")
+    looked: list[int] = []
+    line_start = row_blocks._line_start
+
+    def counted(path: Path, offset: int) -> int:
+        looked.append(offset)
+        return line_start(path, offset)
+
+    monkeypatch.setattr(row_blocks, "_line_start", counted)
+    parts = line_parts(path, 100)
+    assert len(looked) == 1
+    assert sorted({start for start, _ in parts}) == [0, 10_003]

@@ -99,9 +99,7 @@ async def _collect(
     began: Callable[[Plan], None],
 ) -> Progress:
     plan, done = prepared.plan, prepared.done
-    manifest = asyncio.ensure_future(asyncio.to_thread(prepared.write_manifest, files.manifest))
-    if len(done.entries):  # the journal that the sink begins must not meet the manifest of another input
-        await manifest
+    manifest = asyncio.ensure_future(_manifest(prepared, files))
     executor = await _executor(settings, tried, plan.expected - done.count)
     began(plan)
     tally = Tally(files.output, plan.expected, done, settings.prices)
@@ -153,6 +151,11 @@ async def _collect(
             with suppress(WriteError):  # the first error says more than those it brings about
                 await wind_down()
         raise
+
+
+async def _manifest(prepared: Prepared, files: CollectionFiles) -> None:
+    if not prepared.has_manifest:
+        await asyncio.to_thread(prepared.write_manifest, files.manifest)
 
 
 def _sink(
@@ -268,10 +271,10 @@ def _term_interrupts() -> Any:
 
 async def _executor(settings: CollectSettings, tried: LocalExecutor, left: int) -> Executor:
     """`tried` shows that the settings can work; other processes build executors of their own."""
-    if settings.engine == "local" and settings.workers == 1:
+    if left == 0 or (settings.engine == "local" and settings.workers == 1):
         return tried
     await tried.close()
-    settings = msgspec.structs.replace(settings, workers=max(1, min(settings.workers, left)))
+    settings = msgspec.structs.replace(settings, workers=min(settings.workers, left))
     if settings.engine == "ray":
         from rollbook.collect.ray_engine import RayExecutor
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 from array import array
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,7 +85,8 @@ class InputCheck:
         self._path, self._limit = path, limit
         self._parts: list[tuple[int, int | None]] = [(0, None)]
         if limit is None:
-            self._parts = [*line_parts(path, _PART_BYTES)]
+            with suppress(OSError):  # told by the check itself
+                self._parts = [*line_parts(path, _PART_BYTES)]
         self._work = SharedWork(self._check, len(self._parts))
 
     def result(self) -> tuple[array[int], array[int]]:

@@ -7,6 +7,7 @@ something odd in it is read line by line, and what cannot be a line of a collect
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from array import array
 from collections.abc import Sequence
@@ -73,8 +74,9 @@ class Scanned:
 def scan(output: Path, start: int) -> Scanned:
     """The complete lines from an offset on."""
     parts = line_parts(output, _PART_BYTES, start=start)
-    # A copy of a process has none of its threads, and an environment may have begun some.
-    copies = None if threading.active_count() == 1 else 0
+    # A copy of a process has none of its threads, and an environment may have begun some; so does Ray, whose
+    # threads Python does not count.
+    copies = None if threading.active_count() == 1 and "ray" not in sys.modules else 0
     work = SharedWork(lambda number: _scan_part(output, *parts[number]), len(parts), copies=copies)
     found = Scanned()
     for part in work.result():

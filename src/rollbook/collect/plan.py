@@ -22,7 +22,7 @@ from rollbook.collect.input_check import (
     unreadable,
 )
 from rollbook.collect.rows import Item
-from rollbook.errors import UsageError
+from rollbook.errors import BadFileError, UsageError
 from rollbook.records.jsonl import Line, read_lines
 from rollbook.records.row_blocks import Ints
 
@@ -42,19 +42,19 @@ class Plan:
         limit: int | None,
         repeats: int,
         check: InputCheck | None = None,
-        is_compared: bool = True,
+        digest_can_wait: bool = False,
     ) -> None:
         """`check` is that of the same file and limit, where it was begun before.
 
-        The digest is taken beside the check if it `is_compared` with another one first thing, or else after.
+        The digest is taken beside the check, or after it if it can wait.
         """
         self.path = path
         self.repeats = repeats
         self._named: dict[int, str] = {}  # the ids of rows whose content hash needs a suffix
-        self._digest = _Digest(path)
-        if is_compared:
+        check, self._digest = check or InputCheck(path, limit), _Digest(path)
+        if not digest_can_wait:
             self._digest.begin()
-        self._starts, self._hashes = (check or InputCheck(path, limit)).result()
+        self._starts, self._hashes = check.result()
         self._digest.begin()
         self._suffix_repeated_rows()
 
@@ -181,7 +181,7 @@ class _Digest:
         assert self._thread is not None
         self._thread.join()
         if self._error is not None:
-            raise UsageError(f"{self._path}: cannot be read: {self._error.strerror}")
+            raise BadFileError(self._path, f"cannot be read: {self._error.strerror}")
         return self._sha.hexdigest(), self._bytes
 
 

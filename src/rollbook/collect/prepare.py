@@ -1,7 +1,9 @@
 """Everything that can be refused, refused before the first request.
 
 The input is checked row by row, the output compared with what it was collected with, and what is done found.
-`prepare` also takes the lock; `outlook` does the same looking, and touches no file.
+`prepare` also takes the lock and writes the manifest; `outlook` does the same looking, and touches no file.
+Only the manifest of a new collection of a usual size is left for later, when the first requests are on their
+way: it holds a digest of the whole input.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from rollbook.envs.agents import describe_agent, import_policy, make_tasks
 from rollbook.errors import LockedError, UsageError
 from rollbook.records.jsonl import JsonlWriter
 
+_LONG_DIGEST = 512 << 20  # bytes that take a moment
+
 
 class Prepared(NamedTuple):
     """A collection that is ready to go: locked, checked, and compared with what is on the disk."""
@@ -32,6 +36,7 @@ class Prepared(NamedTuple):
     done: Done
     manifest: Manifest
     output: JsonlWriter
+    has_manifest: bool  # on the disk
 
     def write_manifest(self, path: Path) -> None:
         """Before the first line of results, which could not be resumed without it. Waits for the digest."""
@@ -62,10 +67,9 @@ def prepare(
     path = _input(settings, files)
     import_policy(settings.agent.policy or {})  # this and the next line while copies check the input
     manifest = _manifest(settings, files)
-    is_compared = old is not None
-    plan = Plan(
-        path, limit=settings.limit, repeats=settings.num_repeats, check=check, is_compared=is_compared
-    )
+    # A journal that is there must not meet the manifest of another input, and results not wait for long.
+    later = old is None and path.is_file() and path.stat().st_size < _LONG_DIGEST
+    plan = Plan(path, limit=settings.limit, repeats=settings.num_repeats, check=check, digest_can_wait=later)
     same_input = _compare(settings, files, plan, manifest, old)
     if settings.input_jsonl_fpath is not None:
         try_agent()  # after the input was checked, which is quicker than some environments
@@ -75,7 +79,10 @@ def prepare(
     done = find_done(files.output, files.journal, plan, same_input=same_input)
     if not same_input:  # its row numbers must not meet the manifest of another input
         files.journal.unlink(missing_ok=True)
-    return Prepared(plan, done, manifest, output)
+    prepared = Prepared(plan, done, manifest, output, has_manifest=not later)
+    if prepared.has_manifest:
+        prepared.write_manifest(files.manifest)
+    return prepared
 
 
 def _last_manifest(settings: CollectSettings, files: CollectionFiles) -> Manifest | None:

@@ -127,7 +127,8 @@ class ResultSink:
             self._say(f"first {kind} failure: {outcome.message}")
 
     def _judge(self) -> None:
-        tried = self.tally.finished + len(self._uncommitted) + self.tally.given_up
+        waiting = len(self._uncommitted) + len(self._waiting or ())
+        tried = self.tally.finished + waiting + self.tally.given_up
         rate = self.tally.given_up / tried
         if tried >= self._min_samples and rate > self._max_failure_rate:
             self.stop(

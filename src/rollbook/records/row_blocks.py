@@ -51,7 +51,7 @@ def line_blocks(
         file.seek(start)
         while True:
             room = memoryview(buffer)[carried:]
-            if not (read := file.readinto(room if end is None else room[: end - offset - carried])):
+            if not (read := file.readinto(room if end is None else room[: max(0, end - offset - carried)])):
                 break
             filled = carried + read
             data = np.frombuffer(buffer, dtype=np.uint8)
@@ -77,7 +77,10 @@ def line_parts(path: Path, part_bytes: int, *, start: int = 0) -> list[tuple[int
     """
     size = path.stat().st_size if path.is_file() else start
     count = min(max(0, size - start) // part_bytes + 1, _MOST_PARTS)
-    cuts = [_line_start(path, start + (size - start) * number // count) for number in range(1, count)]
+    cuts: list[int] = []
+    for number in range(1, count):
+        wanted, before = start + (size - start) * number // count, cuts[-1] if cuts else start
+        cuts.append(_line_start(path, wanted) if wanted > before else before)  # a long line is read once
     return list(zip([start, *cuts], [*cuts, size], strict=True))
 
 
@@ -106,8 +109,6 @@ def decode_block(block: LineBlock, decode_lines: Callable[[memoryview], list[T]]
 
 def _line_start(path: Path, offset: int) -> int:
     """The start of the first line that begins at this byte or after it."""
-    if offset == 0:
-        return 0
     with path.open("rb") as file:
         file.seek(offset - 1)
         return offset - 1 + len(file.readline())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollbook.data import job as job_module
 from rollbook.data.inputs import find_inputs
 from rollbook.data.job import DataJob, manifest_path
 from rollbook.data.rows import RowCount, read_rows
@@ -64,7 +67,12 @@ def test_parquet_takes_a_field_of_the_last_row_and_of_several_types(tmp_path: Pa
     assert [row["answer"] for row in back] == [row["answer"] for row in rows]
 
 
-def test_the_manifest_says_how_it_was_made(tmp_path: Path) -> None:
+@pytest.mark.parametrize("many_bytes", [1, 1 << 30])
+def test_the_manifest_says_how_it_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many_bytes: int
+) -> None:
+    """The digest may come from a copy of this process."""
+    monkeypatch.setattr(job_module, "_MANY_BYTES", many_bytes)
     source = write_jsonl(tmp_path / "in.jsonl", ROWS)
     copied(source, tmp_path / "out.jsonl")
     manifest = json.loads((tmp_path / "out_manifest.json").read_text())
@@ -86,6 +94,16 @@ def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
         job.write(b"{}")
         1 / 0  # noqa: B018
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_an_error_leaves_no_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_module, "_MANY_BYTES", 1)
+    monkeypatch.setattr(job_module, "_sha256", lambda _: time.sleep(60))
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    with pytest.raises(ZeroDivisionError), DataJob("copy", [source], tmp_path / "out.jsonl"):
+        1 / 0  # noqa: B018
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
 
 
 def test_an_output_is_never_written_over(tmp_path: Path) -> None:

@@ -9,16 +9,14 @@
     job.manifest
 
 The manifest stands beside the output as `<stem>_manifest.json`: the inputs with their digests, the arguments,
-the seed, rows in and out, and every other count by name. Digests are taken in the background.
+the seed, rows in and out, and every other count by name. Digests are taken meanwhile, on cores that are free.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +27,15 @@ from rollbook.data.inputs import ENDINGS, find_inputs
 from rollbook.data.output import RowOutput, refuse_existing
 from rollbook.data.rows import Advance, Row, RowCount, read_rows
 from rollbook.errors import BadFileError, UsageError
+from rollbook.forked import SharedWork, cores
 from rollbook.records.atomic import write_atomic
 from rollbook.records.plain import utc_now
 from rollbook.records.run_info import versions
 
 SCHEMA_VERSION = 1
-_HASHED_AT_ONCE = 1 << 20
+_HASHED_AT_ONCE = 1 << 18
+_MANY_BYTES = 16 << 20  # are worth a process
+_MOST_COPIES = 3
 
 
 class InputRecord(msgspec.Struct, kw_only=True):
@@ -119,8 +120,6 @@ class DataJob:
             _refuse_foreign_manifest(path)
 
     def __enter__(self) -> DataJob:
-        # Hashing lets go of the interpreter lock, so it uses the cores that are free.
-        self._hashing = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="digest")
         self.output: RowOutput | None = None
         self.also: list[RowOutput] = []
         try:
@@ -130,12 +129,13 @@ class DataJob:
                 self.also.append(RowOutput(path, overwrite=self._overwrite))
         except BaseException as error:
             self._end_outputs(type(error))
-            self._hashing.shutdown()
             raise
         wanted = self.paths if self.output is not None and self._takes_digests else []
-        self._digests: dict[Path, Future[str]] = {
-            path: self._hashing.submit(_sha256, path) for path in wanted
-        }
+        # By copies of this process: a thread would wait for its turn again and again while rows are parsed.
+        many = sum(path.stat().st_size for path in wanted) >= _MANY_BYTES
+        copies = min(cores() - 1, _MOST_COPIES, len(wanted)) if many else 0
+        self._hashed = wanted
+        self._hashing = SharedWork(lambda number: _sha256(wanted[number]), len(wanted), copies=copies)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -144,7 +144,7 @@ class DataJob:
                 self._make_ready()
             self._end_outputs(kind)
         finally:
-            self._hashing.shutdown(cancel_futures=True)
+            self._hashing.close()
         if kind is None:
             for output in self._outputs():
                 own = msgspec.structs.replace(self.manifest, output=str(output.path), rows_out=output.rows)
@@ -195,16 +195,14 @@ class DataJob:
     def rows_in(self) -> int:
         return sum(seen.rows for seen in self._seen.values())
 
-    def _sha256_of(self, path: Path) -> str:
-        return self._digests[path].result() if path in self._digests else self._known_digests.get(path, "")
-
     def _complete(self) -> None:
         manifest = self.manifest
+        self._known_digests |= zip(self._hashed, self._hashing.result(), strict=True)
         manifest.inputs = [
             InputRecord(
                 path=str(path),
                 bytes=path.stat().st_size,
-                sha256=self._sha256_of(path),
+                sha256=self._known_digests.get(path, ""),
                 rows=seen.rows,
             )
             for path, seen in self._seen.items()
@@ -239,7 +237,6 @@ def _refuse_foreign_manifest(output: Path) -> None:
 
 
 def _sha256(path: Path) -> str:
-    """By large blocks: after each one this thread has to wait for its turn."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(_HASHED_AT_ONCE))
     with path.open("rb", buffering=0) as file:

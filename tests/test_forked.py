@@ -13,6 +13,7 @@ import pytest
 
 from rollbook import forked
 from rollbook.forked import InACopy, SharedWork
+from supervision import is_gone
 
 
 def test_the_result_comes_from_another_process() -> None:
@@ -110,6 +111,7 @@ def test_of_several_errors_it_is_the_first() -> None:
 ORPHANS = """
 import os, time
 from rollbook.forked import InACopy, SharedWork
+from supervision import is_gone
 
 alone = InACopy(lambda: b"x" * (8 << 20))  # more than fits into its pipe
 shared = SharedWork(lambda number: time.sleep(0.05), 4000, copies=1)
@@ -123,15 +125,10 @@ def test_copies_do_not_outlive_their_parent() -> None:
     ended = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, text=True, timeout=60)
     pids = [int(pid) for pid in ended.stdout.split()]
     assert len(pids) == 2
-    assert not any(is_running(pid) for pid in pids)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
+    deadline = time.monotonic() + 30  # their ends of the pipe close a moment before they are gone
+    while not all(is_gone(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_children_that_someone_else_reaps() -> None:

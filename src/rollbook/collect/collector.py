@@ -10,7 +10,7 @@ import asyncio
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -99,11 +99,10 @@ async def _collect(
     began: Callable[[Plan], None],
 ) -> Progress:
     plan, done = prepared.plan, prepared.done
-    manifest = asyncio.ensure_future(_manifest(prepared, files))
     executor = await _executor(settings, tried, plan.expected - done.count)
     began(plan)
     tally = Tally(files.output, plan.expected, done, settings.prices)
-    sink = _sink(settings, files, prepared, tally, say, manifest)
+    sink = _sink(settings, files, prepared, tally, say)
     concurrency = Concurrency(settings.num_samples_in_parallel, adaptive=settings.adaptive)
     scheduler = Scheduler(plan.items(done.flags), executor, sink, concurrency, settings.retry)
     drain = _Drain(scheduler, sink)
@@ -120,10 +119,7 @@ async def _collect(
         show(progress)
         return progress
 
-    background = [
-        asyncio.ensure_future(sink.commit_forever()),
-        asyncio.ensure_future(_report_forever(report)),
-    ]
+    background = [asyncio.ensure_future(work) for work in (sink.commit_forever(), _report_forever(report))]
 
     async def wind_down() -> Progress:
         await _cancel(background)
@@ -164,7 +160,6 @@ def _sink(
     prepared: Prepared,
     tally: Tally,
     say: Callable[[str], None],
-    manifest: Awaitable[None],
 ) -> ResultSink:
     return ResultSink(
         files,
@@ -174,7 +169,7 @@ def _sink(
         max_failure_rate=settings.max_failure_rate,
         min_samples=settings.min_samples,
         say=say,
-        manifest=manifest,
+        manifest=asyncio.ensure_future(_manifest(prepared, files)),
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from rollbook import forked
 from rollbook.forked import InACopy, SharedWork
-from supervision import is_gone
+from supervision import is_gone, poll
 
 
 def test_the_result_comes_from_another_process() -> None:
@@ -111,7 +111,6 @@ def test_of_several_errors_it_is_the_first() -> None:
 ORPHANS = """
 import os, time
 from rollbook.forked import InACopy, SharedWork
-from supervision import is_gone
 
 alone = InACopy(lambda: b"x" * (8 << 20))  # more than fits into its pipe
 shared = SharedWork(lambda number: time.sleep(0.05), 4000, copies=1)
@@ -125,10 +124,7 @@ def test_copies_do_not_outlive_their_parent() -> None:
     ended = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, text=True, timeout=60)
     pids = [int(pid) for pid in ended.stdout.split()]
     assert len(pids) == 2
-    deadline = time.monotonic() + 30  # their ends of the pipe close a moment before they are gone
-    while not all(is_gone(pid) for pid in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    poll(lambda: all(is_gone(pid) for pid in pids))  # their ends of the pipe close a moment before
 
 
 def test_children_that_someone_else_reaps() -> None:

@@ -57,10 +57,11 @@ def test_one_that_is_let_go_of_is_gone() -> None:
 
 def test_pieces_are_shared_and_come_in_their_order() -> None:
     work = SharedWork(lambda number: (number, os.getpid()), 500, copies=2)
+    pids = [copy._pid for copy in work._copies]
     results = work.result()
     assert [number for number, _ in results] == list(range(500))
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert len(pids) == 2
+    assert all(pid and is_gone(pid) for pid in pids)
 
 
 def test_every_piece_is_done_once_unless_someone_dies(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from rollbook.data.inputs import find_inputs
 from rollbook.data.job import DataJob, manifest_path
 from rollbook.data.rows import RowCount, read_rows
 from rollbook.errors import BadFileError, BadLineError, UsageError
+from supervision import is_gone
 
 ROWS: list[dict[str, Any]] = [
     {
@@ -99,11 +100,14 @@ def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_an_error_leaves_no_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_module, "_MANY_BYTES", 1)
     monkeypatch.setattr(job_module, "_sha256", lambda _: time.sleep(60))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     source = write_jsonl(tmp_path / "in.jsonl", ROWS)
-    with pytest.raises(ZeroDivisionError), DataJob("copy", [source], tmp_path / "out.jsonl"):
+    pids: list[int | None] = []
+    with pytest.raises(ZeroDivisionError), DataJob("copy", [source], tmp_path / "out.jsonl") as job:
+        pids += [copy._pid for copy in job._hashing._copies]
         1 / 0  # noqa: B018
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert len(pids) == 1
+    assert all(pid and is_gone(pid) for pid in pids)
 
 
 def test_an_output_is_never_written_over(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from rollbook.records.row_blocks import line_blocks, line_parts
 
 _FEW_BYTES = 16 << 20  # are not worth a process
 _PART_BYTES = 32 << 20
-_PIECE = 1 << 18  # with smaller or larger writes the kernel takes up to twice as long, measured
+_PIECE = 1 << 18
 _PUSH_EVERY = 256 << 20
 
 

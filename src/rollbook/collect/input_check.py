@@ -26,7 +26,7 @@ from rollbook.records.row_blocks import LineBlock, decode_block, line_blocks, li
 from rollbook.records.row_keys import content_id
 
 _SHOWN_ERRORS = 20
-_PART_BYTES = 8 << 20
+_PART_BYTES = 2 << 20
 
 
 class _Items(msgspec.Struct, array_like=True, gc=False):

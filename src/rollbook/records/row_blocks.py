@@ -1,8 +1,5 @@
 """Rows by the block, without a loop over lines: where lines begin and end, and what stands in them.
 
-Long lines are walked from newline to newline, which skips what is between them; short ones are compared with
-the newline all at once, eight bytes at a time, because almost all of those hold none.
-
 A decoder takes any white space between objects and within them. Where every newline stands between `}` and
 `{` it stands between two objects, for within one there would be a comma; and as many objects as lines are
 then one a line. Nor does the decoder look into text that it skips, so the encoding is checked beside it.
@@ -24,7 +21,6 @@ _BLOCK = 1 << 20
 _MOST_PARTS = 1024
 _NEWLINE, _OPEN, _CLOSE = ord("\n"), ord("{"), ord("}")
 _ASCII = 128
-_LONG = 400  # bytes of a line from which walking is the quicker way, measured
 
 
 class LineBlock(NamedTuple):
@@ -46,7 +42,7 @@ def line_blocks(
 ) -> Iterator[LineBlock]:
     """A block is good until the next one is asked for. What is read begins with a line."""
     buffer = bytearray(size)
-    offset, carried, walks = start, 0, True
+    offset, carried = start, 0
     with path.open("rb", buffering=0) as file:
         file.seek(start)
         while True:
@@ -55,8 +51,7 @@ def line_blocks(
                 break
             filled = carried + read
             data = np.frombuffer(buffer, dtype=np.uint8)
-            newlines = _walked(buffer, filled) if walks else _compared(data[:filled])
-            walks = filled >= _LONG * len(newlines)
+            newlines = np.flatnonzero(data[:filled] == _NEWLINE)
             if len(newlines):
                 cut = int(newlines[-1]) + 1
                 yield _block(offset, data[:cut], newlines)
@@ -118,21 +113,3 @@ def _block(offset: int, data: Bytes, ends: Ints) -> LineBlock:
     starts = np.empty_like(ends)
     starts[0], starts[1:] = 0, ends[:-1] + 1
     return LineBlock(offset, data, starts, ends)
-
-
-def _walked(buffer: bytearray, end: int) -> Ints:
-    places: list[int] = []
-    place = buffer.find(b"\n", 0, end)
-    while place >= 0:
-        places.append(place)
-        place = buffer.find(b"\n", place + 1, end)
-    return np.array(places, dtype=np.int64)
-
-
-def _compared(data: Bytes) -> Ints:
-    found = np.zeros(-(-len(data) // 8) * 8, dtype=bool)
-    np.equal(data, _NEWLINE, out=found[: len(data)])
-    eights = np.flatnonzero(found.view(np.uint64))
-    which, within = np.nonzero(found.reshape(-1, 8)[eights])
-    places: Ints = eights[which] * 8 + within
-    return places

@@ -286,7 +286,7 @@ def main() -> None:
 
 NOTES = """\
 Time and memory are of a whole process, from the kernel; *cpu* adds up its cores; memory under 20 MB is not
-resolved. `merge` parses every line, compares all keys, takes the SHA-256 of every input and has the result on
+resolved. `merge` parses every line, compares all keys, takes a digest of every input and has the result on
 the disk when it returns; `cat` copies into the page cache. *The script* (`bench/data_mix_script.py`) parses
 every row of every source, samples with `random.sample` and shuffles in memory; it is unseeded, and takes
 fewer rows without a word where a source is short. Where memory is in small pieces, the kernel takes up to six

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import time
@@ -11,6 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,7 +82,7 @@ def test_the_manifest_says_how_it_was_made(
         {
             "path": str(source),
             "bytes": source.stat().st_size,
-            "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
+            "xxh3_128": xxhash.xxh3_128(source.read_bytes()).hexdigest(),
             "rows": 10,
         }
     ]
@@ -99,7 +99,7 @@ def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_an_error_leaves_no_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_module, "_MANY_BYTES", 1)
-    monkeypatch.setattr(job_module, "_sha256", lambda _: time.sleep(60))
+    monkeypatch.setattr(job_module, "_digest", lambda _: time.sleep(60))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     source = write_jsonl(tmp_path / "in.jsonl", ROWS)
     pids: list[int | None] = []

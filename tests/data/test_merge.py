@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -12,6 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,8 +63,8 @@ def test_all_rows_byte_by_byte(tmp_path: Path) -> None:
     assert (tmp_path / "out.jsonl").read_bytes() == b"".join(shard.read_bytes() for shard in shards)
     assert (manifest.rows_in, manifest.rows_out) == (30, 30)
     assert [record.rows for record in manifest.inputs] == [10, 10, 10]
-    digests = [hashlib.sha256(shard.read_bytes()).hexdigest() for shard in shards]
-    assert [record.sha256 for record in manifest.inputs] == digests
+    digests = [xxhash.xxh3_128(shard.read_bytes()).hexdigest() for shard in shards]
+    assert [record.xxh3_128 for record in manifest.inputs] == digests
     assert manifest.coverage == {}
     assert json.loads((tmp_path / "out_manifest.json").read_text())["command"] == "merge"
 
@@ -94,8 +94,8 @@ def test_many_pieces_of_many_sizes(
     whole = b"".join(shard.read_bytes().rstrip(b"\n") + b"\n" for shard in shards)
     assert (tmp_path / "out.jsonl").read_bytes() == whole
     assert [record.rows for record in manifest.inputs] == [60, 60, 60]
-    digests = [hashlib.sha256(shard.read_bytes()).hexdigest() for shard in shards]
-    assert [record.sha256 for record in manifest.inputs] == digests
+    digests = [xxhash.xxh3_128(shard.read_bytes()).hexdigest() for shard in shards]
+    assert [record.xxh3_128 for record in manifest.inputs] == digests
     assert sum(told) == len(whole)
 
 

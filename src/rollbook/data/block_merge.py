@@ -1,13 +1,12 @@
 """Plain files of our own rows into one, checked and copied at once.
 
 Parsing every row takes the longest and holds the interpreter's lock, so copies of this process do that, part
-by part, while this one takes the SHA-256 of the files and writes them; then it helps with the parts that are
+by part, while this one takes the digests of the files and writes them; then it helps with the parts that are
 left. The disk begins meanwhile with what is written, to spare the end.
 """
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 from collections.abc import Sequence
 from contextlib import closing
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import xxhash
 
 from rollbook.data.job import DataJob
 from rollbook.data.output import RowOutput
@@ -104,8 +104,8 @@ class _Copier:
         self._written = self._pushed = 0
 
     def copy(self, path: Path, size: int) -> tuple[str, bool]:
-        """The file's SHA-256, and whether its last line has a newline; one is added if not."""
-        digest = hashlib.sha256()
+        """The file's digest, and whether its last line has a newline; one is added if not."""
+        digest = xxhash.xxh3_128()
         buffer = memoryview(bytearray(_PIECE))
         last = b"\n"
         with path.open("rb", buffering=0) as file:

@@ -33,7 +33,7 @@ from report import markdown_table
 ROWS = 1_000_000
 LEFT_OVER = 1_000  # rows that a resume finds undone
 LINE_BYTES = 2_048
-STARTS = 3
+STARTS = 7
 _JOURNAL_ENTRY = struct.Struct("<IIQdII")  # row, repeat, where its line ends, reward, tokens
 _SAMPLE_EVERY_S = 0.1
 

@@ -41,6 +41,10 @@ class BadFileError(RollbookError):
         return type(self), (self.path, self.why)
 
 
+class Interrupted(Exception):
+    """A second signal: stop at once."""
+
+
 class LockedError(RollbookError):
     """Another writer holds the file."""
 

@@ -70,6 +70,19 @@ def test_retry_after_is_the_least_that_is_waited() -> None:
     assert len(set(waits)) > 50
 
 
+def test_a_retry_after_of_years_is_not_waited_out() -> None:
+    settings = RetrySettings(longest_retry_after_s=100)
+    assert 100 <= failed(FailureKind.RATE_LIMIT, 1).wait(1e9, settings, random.Random(1)) <= 111
+
+
+@pytest.mark.parametrize(
+    ("losses", "budget", "alone"), [(0, 1, False), (1, 3, False), (2, 3, True), (1, 2, True)]
+)
+def test_the_last_attempt_at_what_was_lost_is_made_alone(losses: int, budget: int, alone: bool) -> None:
+    attempts = failed(FailureKind.WORKER_LOST, losses)
+    assert attempts.may_be_the_culprit(RetrySettings(worker_lost=budget)) is alone
+
+
 def test_concurrency_halves_once_for_what_was_already_under_way(clock: Clock) -> None:
     concurrency = Concurrency(64, adaptive=True)
     for _ in range(10):  # ten that began before anybody knew
@@ -146,7 +159,7 @@ def test_a_policy_keeps_to_requests_and_tokens_a_minute(
     async def ask(policy: ThrottledPolicy, times: int) -> float:
         before = clock.now
         for _ in range(times):
-            await policy.act(Request([{"role": "assistant", "content": "an episode under way"}]))
+            await policy.act(Request([], turn=1))
         return clock.now - before
 
     by_requests = ThrottledPolicy(Model(), requests_per_minute=60, tokens_per_minute=None)
@@ -160,8 +173,9 @@ def test_a_drain_does_not_wait_for_requests_whose_turn_has_not_come() -> None:
         draining = asyncio.Event()
         policy = ThrottledPolicy(Model(), 1 / 60, None, draining)  # the second request: in an hour
         await policy.act(Request([]))
-        waiting = asyncio.ensure_future(policy.act(Request([{"role": "user", "content": "?"}])))
-        under_way = asyncio.ensure_future(policy.act(Request([{"role": "assistant", "content": "!"}])))
+        few_shot = [{"role": "assistant", "content": "as in this example"}]
+        waiting = asyncio.ensure_future(policy.act(Request(few_shot)))
+        under_way = asyncio.ensure_future(policy.act(Request([], turn=1)))
         await asyncio.sleep(0.01)
         draining.set()
         await asyncio.wait([waiting, under_way], timeout=0.05)
@@ -183,7 +197,7 @@ class Server:
     def drain(self) -> None:
         return None
 
-    async def run(self, item: Item) -> Outcome:
+    async def run(self, item: Item, *, alone: bool = False) -> Outcome:
         self.now += 1
         self.most = max(self.most, self.now)
         await asyncio.sleep(0.001)
@@ -269,6 +283,35 @@ def test_items_that_wait_hold_no_slot_and_do_not_pile_up() -> None:
         scheduler.drain()
         await running
         assert sink.finished == []
+
+    asyncio.run(play())
+
+
+def test_a_draining_scheduler_does_not_turn_over_retries_that_are_due() -> None:
+    async def play() -> None:
+        scheduler = schedule(Slow(), Seen(), some(2), most=2)
+        running = asyncio.ensure_future(scheduler.run())
+        await asyncio.sleep(0.05)
+        scheduler.drain()
+        scheduler._waiting = [(0.0, 0, next(some(1)))]
+        turns, fill = 0, scheduler._fill
+
+        def counted() -> None:
+            nonlocal turns
+            turns += 1
+            fill()
+
+        scheduler._fill = counted  # type: ignore[method-assign]
+        await running
+        assert turns < 10
+
+    class Slow(Server):
+        def __init__(self) -> None:
+            super().__init__(failures=0)
+
+        async def run(self, item: Item, *, alone: bool = False) -> Outcome:
+            await asyncio.sleep(0.3)
+            return Outcome(item.row, item.repeat, line=b"{}")
 
     asyncio.run(play())
 

@@ -30,8 +30,11 @@ from collecting import (
     write_rows,
 )
 from rollbook.collect import collector
+from rollbook.collect.settings import encode_settings
 from rollbook.collect.wire import frame
-from rollbook.errors import UsageError
+from rollbook.errors import Interrupted, UsageError
+from rollbook.policies.base import Completion, Request
+from rollbook.policies.scripted import ScriptedPolicy
 from rollbook.records.jsonl import JsonlWriter
 
 
@@ -181,6 +184,26 @@ def test_the_mean_reward_of_a_resumed_collection_is_that_of_the_file(tmp_path: P
         assert stored["reward_std"] == pytest.approx(0.4330127)
 
 
+@pytest.mark.parametrize("claimed", [-1, 2**32, 2**63])
+def test_tokens_that_nobody_can_believe_do_not_end_it(
+    claimed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    act = ScriptedPolicy.act
+
+    async def claiming(policy: ScriptedPolicy, request: Request) -> Completion:
+        completion = await act(policy, request)
+        completion.usage.input_tokens = claimed
+        return completion
+
+    monkeypatch.setattr(ScriptedPolicy, "act", claiming)
+    small_input(tmp_path, 3)
+    config(tmp_path)
+    tokens = run(tmp_path, "limit=2").input_tokens
+    assert tokens == 2 * min(max(0, claimed), 2**32 - 1)
+    (tmp_path / "out_journal.bin").unlink()
+    assert run(tmp_path).input_tokens == tokens // 2 * 3
+
+
 @pytest.mark.parametrize("has_journal", [True, False])
 def test_tokens_and_cost_are_those_of_all_sessions(has_journal: bool, tmp_path: Path) -> None:
     small_input(tmp_path, 6)
@@ -224,7 +247,7 @@ def test_a_signal_while_the_finished_file_is_checked_is_heard(
     config(tmp_path)
     monkeypatch.setattr(collector, "verify", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(collector.Interrupted):
+    with pytest.raises(Interrupted):
         run(tmp_path)
     assert signal.getsignal(signal.SIGTERM) == before
     monkeypatch.undo()
@@ -238,7 +261,7 @@ def test_a_worker_whose_collector_is_gone_ends_without_a_word(tmp_path: Path) ->
     try:
         worker = subprocess.run(
             [sys.executable, "-m", "rollbook.collect.worker"],
-            input=frame(collector.encode_settings(settings(tmp_path))),
+            input=frame(encode_settings(settings(tmp_path))),
             stdout=writing,
             stderr=subprocess.PIPE,
             timeout=PATIENCE,

@@ -82,7 +82,7 @@ def test_actors_that_all_die_end_it(tmp_path: Path) -> None:
     small_input(tmp_path, 30)
     config(tmp_path, script(tmp_path, "os._exit(9)"))
     with pytest.raises(RollbookError, match="5 Ray actors in a row died before finishing anything"):
-        run(tmp_path, "engine=ray", "num_samples_in_parallel=1", "retry.worker_lost=9")
+        run(tmp_path, "engine=ray", "num_samples_in_parallel=1", "retry.worker_lost=2")
 
 
 @pytest.mark.usefixtures("cluster")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from pathlib import Path
 
 import orjson
@@ -13,7 +15,6 @@ from collecting import (
     command,
     config,
     expected_keys,
-    keys,
     results,
     row,
     run,
@@ -44,18 +45,45 @@ def test_workers_do_the_same(tmp_path: Path) -> None:
     assert "noise on stdout" not in ended.stdout
 
 
-def test_a_rollout_that_kills_its_workers_is_given_up(tmp_path: Path) -> None:
-    body = "if 'deadly' in request.messages[0]['content']:\n    os._exit(9)\nreturn '2'"
-    rows = [row(f"t{number}", "deadly" if number == 5 else "fine") for number in range(12)]
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_rollout_that_kills_its_workers_is_given_up_and_no_other(workers: int, tmp_path: Path) -> None:
+    body = (
+        "if 'deadly' in request.messages[0]['content']:\n    os._exit(9)\n"
+        "await asyncio.sleep(0.05)\nreturn '2'"
+    )
+    deadly = {5, 6, 17}
+    rows = [row(f"t{number}", "deadly" if number in deadly else "fine") for number in range(40)]
     write_rows(tmp_path / "in.jsonl", rows)
     config(tmp_path, script(tmp_path, body))
-    progress = run(tmp_path, "workers=2", "num_samples_in_parallel=2", "retry.worker_lost=2")
-    assert progress.failures["worker_lost"] >= 2
-    assert "t5#0" not in keys(tmp_path / "out.jsonl")
+    progress = run(tmp_path, f"workers={workers}", "num_samples_in_parallel=32", "retry.worker_lost=2")
     failures = [orjson.loads(line) for line in (tmp_path / "out_failures.jsonl").read_bytes().splitlines()]
-    assert "t5#0" in {failure["_rb_key"] for failure in failures}
+    assert {failure["_rb_key"] for failure in failures} == {f"t{number}#0" for number in deadly}
     assert {failure["kind"] for failure in failures} == {"worker_lost"}
-    assert progress.done + progress.failed == 12
+    assert (progress.done, progress.failed) == (37, 3)
+    assert_exactly_once(tmp_path / "out.jsonl", expected_keys(40) - {f"t{number}#0" for number in deadly})
+
+
+def test_a_worker_that_leaves_a_process_behind_is_missed_when_it_dies(tmp_path: Path) -> None:
+    """The process holds the worker's output open: its end alone would not be heard of."""
+    pid = tmp_path / "left_behind"
+    body = (
+        f"left = pathlib.Path({str(pid)!r})\n"
+        "if not left.exists():\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n        time.sleep(120)\n        os._exit(0)\n"
+        "    left.write_text(str(child))\n    os._exit(9)\n"
+        "return '2'"
+    )
+    small_input(tmp_path, 6)
+    config(tmp_path, script(tmp_path, body))
+    began = time.monotonic()
+    try:
+        progress = run(tmp_path, "workers=2", "num_samples_in_parallel=4")
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+    assert time.monotonic() - began < 60
+    assert progress.done == 6
+    assert progress.failures["worker_lost"] >= 1
 
 
 def test_settings_that_cannot_work_are_refused_before_any_worker(tmp_path: Path) -> None:
@@ -88,13 +116,13 @@ def test_no_more_workers_than_there_is_to_do(tmp_path: Path, monkeypatch: pytest
     small_input(tmp_path, 3)
     config(tmp_path)
     started: list[int] = []
-    start = WorkerPool.start
+    begin = WorkerPool.__init__
 
-    async def counted(settings: CollectSettings) -> WorkerPool:
+    def counted(pool: WorkerPool, settings: CollectSettings) -> None:
         started.append(settings.workers)
-        return await start(settings)
+        begin(pool, settings)
 
-    monkeypatch.setattr(WorkerPool, "start", counted)
+    monkeypatch.setattr(WorkerPool, "__init__", counted)
     run(tmp_path, "workers=8", "limit=2")
     run(tmp_path, "workers=8")
     assert started == [2, 1]

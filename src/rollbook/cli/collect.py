@@ -12,7 +12,7 @@ import typer
 
 from rollbook.cli.collection_status import price
 from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, duration, number, print_json
-from rollbook.errors import UsageError
+from rollbook.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,8 @@ How fast: num_samples_in_parallel (128), adaptive, requests_per_minute, tokens_p
 (local or ray), ray_address. When to stop: stop_after, max_failure_rate (0.5) of at least min_samples (100).
 
 Attempts for each kind of failure: retry.connect, transport, timeout, rate_limit, server_error, \
-invalid_request, bad_answer, environment, judge, worker_lost; retry.first_wait_s, retry.longest_wait_s.
+invalid_request, bad_answer, environment, judge, worker_lost; retry.first_wait_s, \
+retry.longest_wait_s, retry.longest_retry_after_s.
 
 Also: resume, ordered, prices.input and prices.output (for a million tokens).
 
@@ -100,7 +101,6 @@ def collect(
 
 
 def _stay(settings: CollectSettings, job: Job, as_json: bool, check: InputCheck | None) -> None:
-    from rollbook.collect.collector import Interrupted
     from rollbook.collect.collector import collect as run_collection
     from rollbook.collect.history import recorded
     from rollbook.collect.paths import CollectionFiles

@@ -10,38 +10,33 @@ import asyncio
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import orjson
 
-from rollbook.collect.executor import Executor, LocalExecutor
+from rollbook.collect.executor import Executor, LocalExecutor, local_executor
 from rollbook.collect.input_check import InputCheck, begin_check
 from rollbook.collect.journal import find_done
-from rollbook.collect.limits import Concurrency, ThrottledPolicy
+from rollbook.collect.limits import Concurrency
 from rollbook.collect.manifest import write_manifest
 from rollbook.collect.order import put_in_order
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.plan import Plan
 from rollbook.collect.prepare import Outlook, Prepared, outlook, prepare
 from rollbook.collect.progress import Progress, Tally, write_progress
+from rollbook.collect.rows import Item
 from rollbook.collect.scheduler import Scheduler
 from rollbook.collect.settings import CollectSettings, seconds
 from rollbook.collect.sink import ResultSink
-from rollbook.envs.agents import build_agent
-from rollbook.errors import BadFileError, WriteError
+from rollbook.errors import BadFileError, Interrupted, WriteError
 
 _REPORT_EVERY_S = 1.0
 Show = Callable[[Progress], None]
-
-
-class Interrupted(Exception):
-    """A second signal: stop at once."""
 
 
 def collect(
@@ -58,15 +53,14 @@ def collect(
     `check` is what `begin_check` gave, where it was called before, to save time.
     """
     files = CollectionFiles(Path(settings.output_jsonl_fpath))
-    tried: list[LocalExecutor] = []
     with ExitStack() as opened:
         if check := check or begin_check(settings):
             opened.callback(check.close)
-        prepared = prepare(settings, files, opened, lambda: tried.append(local_executor(settings)), check)
+        prepared = prepare(settings, files, opened, check)
         if prepared.done.unknown:
             say(f"{prepared.done.unknown} lines of {files.output} belong to no planned rollout; they stay")
         with _event_loop() as runner:
-            progress: Progress = runner.run(_collect(settings, files, prepared, tried[0], show, say, began))
+            progress: Progress = runner.run(_collect(settings, files, prepared, show, say, began))
         opened.enter_context(_term_interrupts())
         prepared.manifest.coverage = {
             "expected": progress.expected,
@@ -93,60 +87,86 @@ async def _collect(
     settings: CollectSettings,
     files: CollectionFiles,
     prepared: Prepared,
-    tried: LocalExecutor,
     show: Show,
     say: Callable[[str], None],
     began: Callable[[Plan], None],
 ) -> Progress:
     plan, done = prepared.plan, prepared.done
-    executor = await _executor(settings, tried, plan.expected - done.count)
-    began(plan)
-    tally = Tally(files.output, plan.expected, done, settings.prices)
-    sink = _sink(settings, files, prepared, tally, say)
-    concurrency = Concurrency(settings.num_samples_in_parallel, adaptive=settings.adaptive)
-    scheduler = Scheduler(plan.items(done.flags), executor, sink, concurrency, settings.retry)
-    drain = _Drain(scheduler, sink)
+    async with AsyncExitStack() as opened:
+        executor = await _executor(settings, prepared.executor, plan.expected - done.count)
+        opened.push_async_callback(executor.close)
+        sink = _sink(settings, files, prepared, say)
+        opened.callback(sink.close)
+        began(plan)
+        session = _Session(settings, files, plan.items(done.flags), executor, sink, show)
+        return await session.run(say, opened.aclose)
 
-    def report(status: str) -> Progress:
-        progress = tally.snapshot(
-            status,
-            in_flight=scheduler.in_flight,
-            waiting=scheduler.waiting,
-            concurrency=concurrency.limit,
-            reason=sink.should_stop(),
-        )
-        write_progress(files.progress, progress)
-        show(progress)
-        return progress
 
-    background = [asyncio.ensure_future(work) for work in (sink.commit_forever(), _report_forever(report))]
+class _Session:
+    """The loop over what is left to do, and what goes on beside it: commits, reports, signals."""
 
-    async def wind_down() -> Progress:
+    def __init__(
+        self,
+        settings: CollectSettings,
+        files: CollectionFiles,
+        items: Iterator[Item],
+        executor: Executor,
+        sink: ResultSink,
+        show: Show,
+    ) -> None:
+        self._sink, self._progress_file, self._show = sink, files.progress, show
+        self._stop_after = settings.stop_after
+        self._concurrency = Concurrency(settings.num_samples_in_parallel, adaptive=settings.adaptive)
+        self._scheduler = Scheduler(items, executor, sink, self._concurrency, settings.retry)
+        self._drain = _Drain(self._scheduler, sink)
+
+    async def run(self, say: Callable[[str], None], close: Callable[[], Awaitable[None]]) -> Progress:
+        """`close` what is open, which may take a while: before the last word on how it stands."""
+        background = [
+            asyncio.ensure_future(work) for work in (self._sink.commit_forever(), self._report_forever())
+        ]
+        winding_down = False
+        try:
+            self._report("running")
+            with _drain_on_signals(self._drain, say):
+                _drain_later(self._drain, self._stop_after)
+                await _until_done(self._scheduler, background)
+                winding_down = True
+                return await self._wind_down(background, close)
+        except BaseException:
+            if not winding_down:
+                with suppress(WriteError):  # the first error says more than those it brings about
+                    await self._wind_down(background, close)
+            raise
+
+    async def _wind_down(
+        self, background: list[asyncio.Task[None]], close: Callable[[], Awaitable[None]]
+    ) -> Progress:
         await _cancel(background)
         try:
-            await sink.commit()
+            await self._sink.commit()
         finally:
-            try:
-                await executor.close()
-            finally:
-                sink.close()
-        if tally.expected == tally.done_before + tally.finished:
-            return report("complete")
-        return report("stopped" if drain.asked else "incomplete")
+            await close()
+        if self._sink.tally.is_complete:
+            return self._report("complete")
+        return self._report("stopped" if self._drain.asked else "incomplete")
 
-    winding_down = False
-    try:
-        report("running")
-        with _drain_on_signals(drain, say):
-            _drain_later(drain, settings.stop_after)
-            await _until_done(scheduler, background)
-            winding_down = True
-            return await wind_down()
-    except BaseException:
-        if not winding_down:
-            with suppress(WriteError):  # the first error says more than those it brings about
-                await wind_down()
-        raise
+    async def _report_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_REPORT_EVERY_S)
+            self._report("running")
+
+    def _report(self, status: str) -> Progress:
+        progress = self._sink.tally.snapshot(
+            status,
+            in_flight=self._scheduler.in_flight,
+            waiting=self._scheduler.waiting,
+            concurrency=self._concurrency.limit,
+            reason=self._sink.should_stop(),
+        )
+        write_progress(self._progress_file, progress)
+        self._show(progress)
+        return progress
 
 
 async def _manifest(prepared: Prepared, files: CollectionFiles) -> None:
@@ -158,14 +178,13 @@ def _sink(
     settings: CollectSettings,
     files: CollectionFiles,
     prepared: Prepared,
-    tally: Tally,
     say: Callable[[str], None],
 ) -> ResultSink:
     return ResultSink(
         files,
         prepared.output,
         prepared.done.entries,
-        tally,
+        Tally(files.output, prepared.plan.expected, prepared.done, settings.prices),
         max_failure_rate=settings.max_failure_rate,
         min_samples=settings.min_samples,
         say=say,
@@ -197,12 +216,6 @@ async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _report_forever(report: Callable[[str], Progress]) -> None:
-    while True:
-        await asyncio.sleep(_REPORT_EVERY_S)
-        report("running")
 
 
 class _Drain:
@@ -264,11 +277,10 @@ def _term_interrupts() -> Any:
         signal.signal(signal.SIGTERM, before)
 
 
-async def _executor(settings: CollectSettings, tried: LocalExecutor, left: int) -> Executor:
-    """`tried` shows that the settings can work; other processes build executors of their own."""
+async def _executor(settings: CollectSettings, own: LocalExecutor, left: int) -> Executor:
     if left == 0 or (settings.engine == "local" and settings.workers == 1):
-        return tried
-    await tried.close()
+        return own
+    await own.close()
     settings = msgspec.structs.replace(settings, workers=min(settings.workers, left))
     if settings.engine == "ray":
         from rollbook.collect.ray_engine import RayExecutor
@@ -276,27 +288,7 @@ async def _executor(settings: CollectSettings, tried: LocalExecutor, left: int) 
         return await RayExecutor.start(settings)
     from rollbook.collect.worker_pool import WorkerPool
 
-    return await WorkerPool.start(settings)
-
-
-def local_executor(settings: CollectSettings, share: int = 1) -> LocalExecutor:
-    """An executor of this process; `share` processes divide the limits a minute among them."""
-    requests, tokens = settings.requests_per_minute, settings.tokens_per_minute
-    agent, draining = settings.agent, asyncio.Event()
-    limit = partial(
-        ThrottledPolicy,
-        requests_per_minute=requests / share if requests else None,
-        tokens_per_minute=tokens / share if tokens else None,
-        draining=draining,
-    )
-    wrap = limit if requests or tokens else None
-    built = build_agent(agent.env, agent.policy, max_turns=agent.max_turns, wrap_policy=wrap)
-    return LocalExecutor(
-        built,
-        settings.responses_create_params,
-        add_seed=settings.num_repeats_add_seed,
-        draining=draining,
-    )
+    return WorkerPool(settings)
 
 
 def verify(files: CollectionFiles, plan: Plan) -> None:
@@ -321,11 +313,3 @@ def _event_loop() -> Any:
             factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         yield runner
-
-
-def encode_settings(settings: CollectSettings) -> bytes:
-    return orjson.dumps(msgspec.to_builtins(settings))
-
-
-def decode_settings(data: bytes) -> CollectSettings:
-    return msgspec.json.decode(data, type=CollectSettings)

@@ -9,17 +9,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Protocol
 
-from rollbook.collect.limits import NotSent
-from rollbook.collect.rows import Item, Outcome, make_task, output_line
+from rollbook.collect.limits import NotSent, ThrottledPolicy
+from rollbook.collect.rows import Item, Outcome, believable, make_task, output_line
+from rollbook.collect.settings import CollectSettings
 from rollbook.envs.agent import Agent
+from rollbook.envs.agents import build_agent
 from rollbook.envs.base import Task
 from rollbook.policies.base import FailureKind, RolloutFailure
 
 
 class Executor(Protocol):
-    async def run(self, item: Item) -> Outcome: ...
+    async def run(self, item: Item, *, alone: bool = False) -> Outcome:
+        """`alone`: in a process that does nothing else meanwhile, where there are several."""
 
     def drain(self) -> None:
         """No further item will come; those of which nothing was sent yet come back as `not_sent`."""
@@ -44,7 +48,7 @@ class LocalExecutor:
     def drain(self) -> None:
         self._draining.set()
 
-    async def run(self, item: Item) -> Outcome:
+    async def run(self, item: Item, *, alone: bool = False) -> Outcome:
         started = time.monotonic()
         outcome = Outcome(item.row, item.repeat)
         try:
@@ -61,8 +65,8 @@ class LocalExecutor:
             outcome.message = f"{type(error).__name__}: {error}"
         else:
             outcome.reward = float(episode.reward)
-            outcome.input_tokens = episode.usage.input_tokens
-            outcome.output_tokens = episode.usage.output_tokens
+            outcome.input_tokens = believable(episode.usage.input_tokens)
+            outcome.output_tokens = believable(episode.usage.output_tokens)
             outcome.stop_reason = episode.stop_reason
         outcome.seconds = time.monotonic() - started
         return outcome
@@ -76,3 +80,23 @@ class LocalExecutor:
 
     async def close(self) -> None:
         await self._agent.close()
+
+
+def local_executor(settings: CollectSettings, share: int = 1) -> LocalExecutor:
+    """An executor of this process; `share` processes divide the limits a minute among them."""
+    requests, tokens = settings.requests_per_minute, settings.tokens_per_minute
+    agent, draining = settings.agent, asyncio.Event()
+    limit = partial(
+        ThrottledPolicy,
+        requests_per_minute=requests / share if requests else None,
+        tokens_per_minute=tokens / share if tokens else None,
+        draining=draining,
+    )
+    wrap = limit if requests or tokens else None
+    built = build_agent(agent.env, agent.policy, max_turns=agent.max_turns, wrap_policy=wrap)
+    return LocalExecutor(
+        built,
+        settings.responses_create_params,
+        add_seed=settings.num_repeats_add_seed,
+        draining=draining,
+    )

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from rollbook.collect.collector import Interrupted
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.plan import Plan
 from rollbook.collect.progress import Progress
 from rollbook.collect.settings import CollectSettings
-from rollbook.errors import RollbookError, WriteError
+from rollbook.errors import Interrupted, RollbookError, WriteError
 from rollbook.runs.jobs.collected import PROGRESS_KEY, judge_collection, read_plain_progress, tell_supervisor
 from rollbook.runs.jobs.job import Job
 from rollbook.runs.jobs.recorder import Recorder

@@ -98,7 +98,7 @@ class ThrottledPolicy:
 
     async def _wait_turn(self, wait: float, request: Request) -> None:
         """A minute's budget may keep hundreds waiting for minutes; a drain does not wait for them."""
-        if any(message.get("role") == "assistant" for message in request.messages):
+        if request.turn > 0:
             await asyncio.sleep(wait)  # an episode under way may finish
             return
         try:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import msgspec
 import orjson
 
+from rollbook.collect.rows import believable
 from rollbook.errors import BadLineError
 from rollbook.forked import SharedWork
 from rollbook.records.jsonl import Line, check_line, read_blocks, read_lines
@@ -63,12 +64,17 @@ class Scanned:
             [int(text) if text.isdecimal() and len(text) <= _LONGEST_REPEAT else -1 for _, _, text in parted]
         )
         self.rewards.extend([math.nan if row.reward is None else row.reward for row in rows])
-        self.input_tokens.extend([usage.input_tokens for usage in usages])
-        self.output_tokens.extend([usage.output_tokens for usage in usages])
+        self.input_tokens.extend(_believable([usage.input_tokens for usage in usages]))
+        self.output_tokens.extend(_believable([usage.output_tokens for usage in usages]))
 
     def extend(self, other: Scanned) -> None:
         for name, column in vars(other).items():
             getattr(self, name).extend(column)
+
+
+def _believable(tokens: list[int]) -> list[int]:
+    ends = [min(tokens, default=0), max(tokens, default=0)]
+    return tokens if ends == [believable(end) for end in ends] else [believable(count) for count in tokens]
 
 
 def scan(output: Path, start: int) -> Scanned:

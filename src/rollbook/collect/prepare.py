@@ -8,13 +8,13 @@ way: it holds a digest of the whole input.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from rollbook.collect.executor import LocalExecutor, local_executor
 from rollbook.collect.input_check import InputCheck
 from rollbook.collect.journal import Done, find_done
 from rollbook.collect.manifest import Manifest, drift, read_manifest, refuse_drift, write_manifest
@@ -36,6 +36,7 @@ class Prepared(NamedTuple):
     done: Done
     manifest: Manifest
     output: JsonlWriter
+    executor: LocalExecutor  # shows that the settings can work; other processes build their own
     has_manifest: bool  # on the disk
 
     def write_manifest(self, path: Path) -> None:
@@ -57,13 +58,10 @@ def prepare(
     settings: CollectSettings,
     files: CollectionFiles,
     opened: ExitStack,
-    try_agent: Callable[[], None],
     check: InputCheck | None,
 ) -> Prepared:
-    """`try_agent` is called while there is no file of this collection yet."""
     old = _last_manifest(settings, files)
-    if settings.input_jsonl_fpath is None:
-        try_agent()  # before it makes tasks, which are a file
+    executor = local_executor(settings) if settings.input_jsonl_fpath is None else None  # before its tasks
     path = _input(settings, files)
     import_policy(settings.agent.policy or {})  # this and the next line while copies check the input
     manifest = _manifest(settings, files)
@@ -71,15 +69,14 @@ def prepare(
     later = old is None and path.is_file() and path.stat().st_size < _LONG_DIGEST
     plan = Plan(path, limit=settings.limit, repeats=settings.num_repeats, check=check, digest_can_wait=later)
     same_input = _compare(settings, files, plan, manifest, old)
-    if settings.input_jsonl_fpath is not None:
-        try_agent()  # after the input was checked, which is quicker than some environments
+    executor = executor or local_executor(settings)  # after a check, which is quicker than some environments
     output = opened.enter_context(JsonlWriter(files.output, check=False))
     if read_manifest(files.manifest) != old:
         raise LockedError(f"{files.output}: another collector was at work meanwhile; type the command again")
     done = find_done(files.output, files.journal, plan, same_input=same_input)
     if not same_input:  # its row numbers must not meet the manifest of another input
         files.journal.unlink(missing_ok=True)
-    prepared = Prepared(plan, done, manifest, output, has_manifest=not later)
+    prepared = Prepared(plan, done, manifest, output, executor, has_manifest=not later)
     if prepared.has_manifest:
         prepared.write_manifest(files.manifest)
     return prepared

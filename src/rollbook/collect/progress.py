@@ -76,6 +76,10 @@ class Tally:
         self._latencies: list[float] = []
         self._chance = random.Random(0)
 
+    @property
+    def is_complete(self) -> bool:
+        return self.expected == self.done_before + self.finished
+
     def add(self, outcome: Outcome) -> None:
         """A line that is on the disk."""
         self.finished += 1

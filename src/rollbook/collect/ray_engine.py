@@ -1,10 +1,7 @@
-"""Rollouts on a Ray cluster: the same leases, held by actors on other machines.
+"""A crew of actors on a Ray cluster.
 
-The collector stays the only planner and the only writer. An actor does the items it is given and keeps
-nothing; when it dies, wherever it was, its leases are lost outcomes and are given to others, and a new actor
-takes its place. What cannot work (settings, an address, a cluster without room) is said, never waited for
-without a word. Without an address a cluster of this machine is started for this collection alone and ends
-with it.
+What cannot work (settings, an address, a cluster without room) is said, never waited for without a word.
+Without an address a cluster of this machine is started for this collection alone and ends with it.
 """
 
 from __future__ import annotations
@@ -20,41 +17,31 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from rollbook.collect.crew import Crew, Gone, Member
+from rollbook.collect.executor import local_executor
 from rollbook.collect.rows import Item, Outcome
-from rollbook.collect.settings import CollectSettings
-from rollbook.errors import RollbookError, UsageError
-from rollbook.policies.base import FailureKind
+from rollbook.collect.settings import CollectSettings, decode_settings, encode_settings
+from rollbook.collect.wire import decode_items, decode_outcomes, encode
+from rollbook.errors import Interrupted, RollbookError, UsageError
 
-_QUICK_DEATHS = 5  # actors in a row that died without a single outcome: something is wrong with all of them
 _SAY_AFTER_S = 20.0  # without an actor, a word of why nothing happens
 _PATIENCE_S = 600.0  # without an actor, the end; a cluster that grows by itself takes minutes
 _CONNECT_S = 10.0
 _CLOSE_S = 5.0
 _log = logging.getLogger("rollbook")
-_encode = msgspec.msgpack.encode
-_decode_items = msgspec.msgpack.Decoder(list[Item]).decode
-_decode_outcomes = msgspec.msgpack.Decoder(list[Outcome]).decode
 
 
-class RayExecutor:
-    """As many actors as there are workers, each replaced when it dies."""
+class RayExecutor(Crew):
+    kind, messages = "Ray actors", "Ray's logs have their messages"
 
     def __init__(self, ray: Any, settings: CollectSettings, *, owns_ray: bool) -> None:
-        from rollbook.collect.collector import encode_settings
-
         self._ray, self._owns_ray = ray, owns_ray
         self._setup = (encode_settings(settings), str(Path.cwd()), _keys_of(settings))
         # Spread, for the machines' sake; by Ray's default an actor needs a CPU to be placed and none to stay,
         # so more workers than CPUs are no trouble.
-        self._hire = ray.remote(RolloutActor).options(scheduling_strategy="SPREAD", max_restarts=0).remote
-        self._crew: list[_Member] = []  # those that are ready
-        self._changed = asyncio.Event()
-        self._error: RollbookError | None = None
+        self._new = ray.remote(RolloutActor).options(scheduling_strategy="SPREAD", max_restarts=0).remote
         self._has_said = False
-        self._quick_deaths = 0
-        self._places = [asyncio.ensure_future(self._fill_place()) for _ in range(settings.workers)]
+        super().__init__(settings.workers)
 
     @classmethod
     async def start(cls, settings: CollectSettings) -> RayExecutor:
@@ -64,58 +51,24 @@ class RayExecutor:
             _connect(ray, settings)
         return cls(ray, settings, owns_ray=owns_ray)
 
-    async def run(self, item: Item) -> Outcome:
-        while not self._crew or self._error is not None:
-            if self._error is not None:
-                raise self._error
-            self._changed.clear()
-            await self._changed.wait()
-        outcome = await min(self._crew, key=lambda member: len(member.leases)).run(item)
-        if outcome.failure is not FailureKind.WORKER_LOST:
-            self._quick_deaths = 0
-        return outcome
-
-    def drain(self) -> None:
-        for member in self._crew:
-            member.drain()
-
     async def close(self) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*(member.close() for member in self._crew)), _CLOSE_S)
-        for place in self._places:
-            place.cancel()
-        await asyncio.gather(*self._places, return_exceptions=True)
+        await super().close()
         if self._owns_ray:
             await asyncio.to_thread(self._ray.shutdown)
 
-    async def _fill_place(self) -> None:
-        """One place of the crew: an actor, and after it another, until the end."""
-        while self._error is None:
-            member = _Member(self._ray, self._hire())
-            try:
-                await self._prepare(member)
-                self._crew.append(member)
-                self._changed.set()
-                await member.listen()
-            except self._ray.exceptions.RayTaskError as error:  # its code failed, as the next one's would
-                self._give_up(f"a Ray actor cannot work: {error.cause or error}")
-            except self._ray.exceptions.RayError as error:
-                self._count_death(member, error)
-            finally:
-                if member in self._crew:
-                    self._crew.remove(member)
-                member.dismiss()
+    async def _hire(self) -> Member:
+        return _Actor(self._ray, self._new(), self._setup)
 
-    async def _prepare(self, member: _Member) -> None:
-        ready = asyncio.ensure_future(member.prepare(*self._setup))
+    async def _prepare(self, member: Member) -> None:
+        ready = asyncio.ensure_future(member.prepare())
         try:
             await asyncio.wait([ready], timeout=_SAY_AFTER_S)
-            if not ready.done() and not self._crew and not self._has_said:
+            if not ready.done() and not self._ready and not self._has_said:
                 self._has_said = True
                 _log.warning("no Ray actor is ready yet; %s", self._room())
             await asyncio.wait([ready], timeout=_PATIENCE_S)
-            if not ready.done() and not self._crew:  # whoever is late for a crew may be
-                self._give_up(f"no Ray actor was ready after {_PATIENCE_S:g} s; {self._room()}")
+            if not ready.done() and not self._ready:  # whoever is late for a crew may be
+                raise RollbookError(f"no Ray actor was ready after {_PATIENCE_S:g} s; {self._room()}")
             await ready
         finally:
             ready.cancel()
@@ -125,68 +78,37 @@ class RayExecutor:
         total = self._ray.cluster_resources().get("CPU", 0)
         return f"each needs a free CPU to start, and the cluster has {free:g} free of {total:g} (ray status)"
 
-    def _count_death(self, member: _Member, error: Exception) -> None:
-        if member.was_useful:
-            return
-        self._quick_deaths += 1
-        if self._quick_deaths >= _QUICK_DEATHS:
-            self._give_up(f"{_QUICK_DEATHS} Ray actors in a row died before finishing anything: {error}")
 
-    def _give_up(self, why: str) -> None:
-        self._error = self._error or RollbookError(why)
-        self._changed.set()
+class _Actor(Member):
+    def __init__(self, ray: Any, actor: Any, setup: tuple[bytes, str, dict[str, str]]) -> None:
+        super().__init__()
+        self._ray, self._actor, self._setup = ray, actor, setup
 
+    async def prepare(self) -> None:
+        try:
+            await self._actor.prepare.remote(*self._setup)
+        except self._ray.exceptions.RayTaskError as error:  # its code failed, as the next one's would
+            raise RollbookError(f"a Ray actor cannot work: {error.cause or error}") from error
+        except self._ray.exceptions.RayError as error:
+            raise Gone(f"its Ray actor died: {error}") from error
 
-class _Member:
-    """One actor and the items it holds."""
-
-    def __init__(self, ray: Any, actor: Any) -> None:
-        self._ray, self._actor = ray, actor
-        self.leases: dict[tuple[int, int], asyncio.Future[Outcome]] = {}
-        self.was_useful = False
-        self._outbox: list[Item] = []
-
-    async def prepare(self, settings: bytes, directory: str, keys: dict[str, str]) -> None:
-        await self._actor.prepare.remote(settings, directory, keys)
-
-    async def run(self, item: Item) -> Outcome:
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self.leases[item.row, item.repeat] = future
-        self._outbox.append(item)
-        if len(self._outbox) == 1:  # one call for everything that is handed out in this turn of the loop
-            asyncio.get_running_loop().call_soon(self._send)
-        return await future
-
-    def drain(self) -> None:
-        self._send()
-        self._actor.begin.remote(_encode([]))  # no items: that there will be no more
-
-    async def listen(self) -> None:
-        """Until the actor is lost, which is an error of Ray."""
-        while True:
-            for outcome in _decode_outcomes(await self._actor.finished.remote()):
-                future = self.leases.pop((outcome.row, outcome.repeat), None)
-                if future is not None and not future.done():
-                    self.was_useful = True
-                    future.set_result(outcome)
+    async def outcomes(self) -> list[Outcome]:
+        try:
+            return decode_outcomes(await self._actor.finished.remote())
+        except self._ray.exceptions.RayTaskError as error:
+            raise RollbookError(f"a Ray actor cannot work: {error.cause or error}") from error
+        except self._ray.exceptions.RayError as error:
+            raise Gone("its Ray actor died") from error
 
     async def close(self) -> None:
-        with suppress(self._ray.exceptions.RayError):
-            await self._actor.close.remote()
+        with suppress(TimeoutError, self._ray.exceptions.RayError):
+            await asyncio.wait_for(self._actor.close.remote(), _CLOSE_S)
 
-    def dismiss(self) -> None:
-        """An actor that was only out of reach must not go on with what is given to others now."""
+    async def dismiss(self) -> None:
         self._ray.kill(self._actor)
-        for (row, repeat), future in self.leases.items():
-            if not future.done():
-                lost = "the worker was lost: its Ray actor died"
-                future.set_result(Outcome(row, repeat, failure=FailureKind.WORKER_LOST, message=lost))
-        self.leases.clear()
 
-    def _send(self) -> None:
-        items, self._outbox = self._outbox, []
-        if items:
-            self._actor.begin.remote(_encode(items))  # if it cannot be delivered, `listen` hears of that too
+    def _deliver(self, items: list[Item]) -> None:
+        self._actor.begin.remote(encode(items))
 
 
 class RolloutActor:
@@ -199,8 +121,6 @@ class RolloutActor:
 
     async def prepare(self, settings: bytes, directory: str, keys: dict[str, str]) -> None:
         """Be like the collector's own process: its directory, where there is one, and its keys."""
-        from rollbook.collect.collector import decode_settings, local_executor
-
         with suppress(OSError):
             os.chdir(directory)
         os.environ.update(keys)
@@ -208,7 +128,7 @@ class RolloutActor:
         self._executor = local_executor(decoded, share=decoded.workers)
 
     async def begin(self, data: bytes) -> None:
-        items = _decode_items(data)
+        items = decode_items(data)
         if not items:  # the collector drains
             self._executor.drain()
         for item in items:
@@ -220,7 +140,7 @@ class RolloutActor:
         await self._is_any.wait()
         self._is_any.clear()
         outcomes, self._finished = self._finished, []
-        return _encode(outcomes)
+        return encode(outcomes)
 
     async def close(self) -> None:
         running = list(self._running)
@@ -246,8 +166,6 @@ def _import_ray() -> Any:
 
 def _connect(ray: Any, settings: CollectSettings) -> None:
     """To the cluster of the settings or of RAY_ADDRESS; without either, to one of our own."""
-    from rollbook.collect.collector import Interrupted
-
     address = settings.ray_address or os.environ.get("RAY_ADDRESS") or "local"
     own: dict[str, Any] = {}
     if address == "local":

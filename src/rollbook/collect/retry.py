@@ -30,6 +30,7 @@ class RetrySettings(msgspec.Struct, kw_only=True):
     worker_lost: int = 3  # a rollout that takes this many processes down with it is given up
     first_wait_s: float = 0.5
     longest_wait_s: float = 60.0
+    longest_retry_after_s: float = 3600.0  # a server may ask for more than anybody has time for
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -52,9 +53,15 @@ class Attempts:
         budget: int = getattr(settings, kind)
         return same < budget
 
+    def may_be_the_culprit(self, settings: RetrySettings) -> bool:
+        """Lost with other rollouts, and one loss from being given up: the next attempt must be its own."""
+        lost = sum(failure["kind"] == FailureKind.WORKER_LOST for failure in self.failures)
+        return 0 < lost >= settings.worker_lost - 1
+
     def wait(self, retry_after: float | None, settings: RetrySettings, chance: random.Random) -> float:
         """Seconds until the next attempt."""
         ceiling = min(settings.longest_wait_s, settings.first_wait_s * 2 ** (len(self.failures) - 1))
         if retry_after is None:
             return chance.uniform(0, ceiling)
+        retry_after = min(retry_after, settings.longest_retry_after_s)
         return retry_after + chance.uniform(0, min(ceiling, 0.1 * retry_after + 0.05))

@@ -22,6 +22,12 @@ from rollbook.records.plain import encode, to_plain
 from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX, key_of
 
 _OWN_FIELDS = frozenset({KEY, TASK_INDEX, ROLLOUT_INDEX, "responses_create_params", "response", "reward"})
+_MOST_TOKENS = 0xFFFFFFFF  # what the journal has room for
+
+
+def believable(tokens: int) -> int:
+    """What is counted of the tokens a server claims: some have claimed less than none, or more than exist."""
+    return min(max(0, tokens), _MOST_TOKENS)
 
 
 class Item(msgspec.Struct, frozen=True):

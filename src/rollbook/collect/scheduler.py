@@ -122,7 +122,7 @@ class Scheduler:
     async def _sleep(self) -> None:
         """Until something lands, or the next retry is due."""
         timer = None
-        if self._waiting and len(self._flying) < self.concurrency.limit:
+        if self._waiting and not self._draining and len(self._flying) < self.concurrency.limit:
             due = self._waiting[0][0] - time.monotonic()
             timer = asyncio.get_running_loop().call_later(max(0.0, due), self._wake.set)
         try:
@@ -133,7 +133,9 @@ class Scheduler:
 
     async def _attempt(self, item: Item) -> None:
         started = time.monotonic()
-        outcome = await self._executor.run(item)
+        before = self._attempts.get((item.row, item.repeat))
+        alone = before is not None and before.may_be_the_culprit(self._retry)
+        outcome = await self._executor.run(item, alone=alone)
         if outcome.not_sent:
             return
         kind = outcome.failure

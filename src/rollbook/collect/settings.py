@@ -150,3 +150,11 @@ def seconds(duration: str) -> float:
         like = f"{text}s or {text}m" if _NUMBER.fullmatch(text) else "it like 3h50m or 90s"
         raise UsageError(f"{duration!r} is not a duration; write {like}")
     return sum(float(part[1]) * _UNITS[part[2]] for part in _PART.finditer(text))
+
+
+def encode_settings(settings: CollectSettings) -> bytes:
+    return msgspec.json.encode(settings)
+
+
+def decode_settings(data: bytes) -> CollectSettings:
+    return msgspec.json.decode(data, type=CollectSettings)

@@ -1,4 +1,4 @@
-"""Frames between a collector and its worker processes: four bytes of length, then MessagePack."""
+"""How items and outcomes cross from process to process: MessagePack, in pipes behind four bytes of length."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import msgspec
 from rollbook.collect.rows import Item, Outcome
 
 _LENGTH = struct.Struct("<I")
-_encode = msgspec.msgpack.encode
-_decode_items = msgspec.msgpack.Decoder(list[Item]).decode
-_decode_outcomes = msgspec.msgpack.Decoder(list[Outcome]).decode
+encode = msgspec.msgpack.encode
+decode_items = msgspec.msgpack.Decoder(list[Item]).decode
+decode_outcomes = msgspec.msgpack.Decoder(list[Outcome]).decode
 
 
 def frame(data: bytes) -> bytes:
@@ -20,11 +20,11 @@ def frame(data: bytes) -> bytes:
 
 
 def items_frame(items: list[Item]) -> bytes:
-    return frame(_encode(items))
+    return frame(encode(items))
 
 
 def outcomes_frame(outcomes: list[Outcome]) -> bytes:
-    return frame(_encode(outcomes))
+    return frame(encode(outcomes))
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
@@ -38,9 +38,9 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
 
 async def read_items(reader: asyncio.StreamReader) -> list[Item] | None:
     data = await read_frame(reader)
-    return None if data is None else _decode_items(data)
+    return None if data is None else decode_items(data)
 
 
 async def read_outcomes(reader: asyncio.StreamReader) -> list[Outcome] | None:
     data = await read_frame(reader)
-    return None if data is None else _decode_outcomes(data)
+    return None if data is None else decode_outcomes(data)

@@ -11,9 +11,9 @@ import signal
 import sys
 from contextlib import suppress
 
-from rollbook.collect.collector import decode_settings, local_executor
-from rollbook.collect.executor import LocalExecutor
+from rollbook.collect.executor import LocalExecutor, local_executor
 from rollbook.collect.rows import Item, Outcome
+from rollbook.collect.settings import decode_settings
 from rollbook.collect.wire import outcomes_frame, read_frame, read_items
 from rollbook.errors import RollbookError
 

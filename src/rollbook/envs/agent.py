@@ -75,7 +75,7 @@ class EnvironmentAgent:
         conversation = list(start.messages)
         episode = Episode(reward=0.0, messages=[], prompt=start.messages, tools=start.tools)
         for turn in range(self._max_turns):
-            completion = await self._policy.act(Request(conversation, start.tools, task.params))
+            completion = await self._policy.act(Request(conversation, start.tools, task.params, turn))
             feedback: Feedback = await _guarded(environment.step, completion.message, returns=Feedback)
             reward = _number(feedback.reward, environment)
             self._note(episode, completion, turn)

@@ -72,6 +72,7 @@ class Request(msgspec.Struct):
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
     params: Mapping[str, Any] = {}
+    turn: int = 0  # of the episode; a prompt, too, may hold messages of an assistant
 
 
 class Policy(Protocol):

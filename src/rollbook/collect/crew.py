@@ -1,0 +1,204 @@
+"""Rollouts done elsewhere, by a crew; one collector plans, leases and writes.
+
+A member holds a lease on the items it was given and nothing else: it writes no file. When it dies, its leases
+are lost outcomes, the scheduler gives the items to others, and a new member takes its place. So the death of
+any member at any time costs only what it had in flight. The last attempt at an item that was lost before is
+made by a member that does nothing else meanwhile: no item is given up for what its neighbours did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+
+from rollbook.collect.rows import Item, Outcome
+from rollbook.errors import RollbookError
+from rollbook.policies.base import FailureKind
+
+_MOST_DEATHS = 5
+
+
+class Gone(Exception):
+    """A member is no more; the text says how it ended."""
+
+
+class Member(ABC):
+    """One process elsewhere, and the items it holds."""
+
+    def __init__(self) -> None:
+        self.leases: dict[tuple[int, int], asyncio.Future[Outcome]] = {}
+        self._outbox: list[Item] = []
+
+    async def run(self, item: Item) -> Outcome:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Outcome] = loop.create_future()
+        self.leases[item.row, item.repeat] = future
+        self._outbox.append(item)
+        if len(self._outbox) == 1:  # one message for everything that is handed out in this turn of the loop
+            loop.call_soon(self._send)
+        return await future
+
+    def drain(self) -> None:
+        self._send()
+        self._deliver([])
+
+    def settle(self, outcome: Outcome) -> None:
+        future = self.leases.pop((outcome.row, outcome.repeat), None)
+        if future is not None and not future.done():
+            future.set_result(outcome)
+
+    async def until_idle(self) -> None:
+        while busy := [future for future in self.leases.values() if not future.done()]:
+            await asyncio.wait(busy)
+
+    def lose_all(self, why: str) -> None:
+        lost = f"the worker was lost: {why}"
+        for row, repeat in list(self.leases):
+            self.settle(Outcome(row, repeat, failure=FailureKind.WORKER_LOST, message=lost))
+
+    def _send(self) -> None:
+        items, self._outbox = self._outbox, []
+        if items:
+            self._deliver(items)
+
+    @abstractmethod
+    def _deliver(self, items: list[Item]) -> None:
+        """No items say that there will be no more. What cannot be delivered, `outcomes` hears of."""
+
+    @abstractmethod
+    async def prepare(self) -> None:
+        """Until it can take items; raises Gone when it dies of that."""
+
+    @abstractmethod
+    async def outcomes(self) -> list[Outcome]:
+        """The next ones; raises Gone when it is."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let it end by itself."""
+
+    @abstractmethod
+    async def dismiss(self) -> None:
+        """End it, if it is not gone: it must not go on with what is given to others now."""
+
+
+class Crew(ABC):
+    """The executor: as many members as there are workers, each replaced when it dies."""
+
+    kind: str  # what members are, for people, and where they said what they died of
+    messages: str
+    begins_together = False  # nobody is given items before all can take them, so that all have their share
+
+    def __init__(self, size: int) -> None:
+        self._ready: list[Member] = []
+        self._apart: Member | None = None  # from the others, for the sake of one item
+        self._setting_apart = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._error: Exception | None = None
+        self._deaths = 0
+        self._has_begun = self._is_draining = self._is_closing = False
+        self._places = [asyncio.ensure_future(self._fill_place()) for _ in range(size)]
+
+    @abstractmethod
+    async def _hire(self) -> Member: ...
+
+    async def run(self, item: Item, *, alone: bool = False) -> Outcome:
+        if alone:
+            async with self._setting_apart:
+                outcome = await self._run_apart(item)
+        elif (member := await self._member()) is not None:
+            outcome = await member.run(item)
+        else:
+            outcome = None
+        if outcome is None:
+            return Outcome(item.row, item.repeat, not_sent=True)
+        if outcome.failure is FailureKind.WORKER_LOST and self._error is not None:
+            raise self._error  # what is wrong with all of them is not this item's failure
+        return outcome
+
+    def drain(self) -> None:
+        self._is_draining = True
+        for member in self._ready:
+            member.drain()
+        self._changed.set()
+
+    async def close(self) -> None:
+        self._is_closing = True
+        await asyncio.gather(*(member.close() for member in self._ready))
+        for place in self._places:
+            place.cancel()
+        await asyncio.gather(*self._places, return_exceptions=True)
+
+    async def _member(self) -> Member | None:
+        """The least busy one; None once nothing new is to be started."""
+        while self._error is None:
+            if self._is_draining:
+                return None
+            self._has_begun |= not self.begins_together or len(self._ready) == len(self._places)
+            there = [member for member in self._ready if member is not self._apart]
+            if there and self._has_begun:
+                return min(there, key=lambda member: len(member.leases))
+            self._changed.clear()
+            await self._changed.wait()
+        raise self._error
+
+    async def _run_apart(self, item: Item) -> Outcome | None:
+        while (member := await self._member()) is not None:
+            self._apart = member
+            try:
+                await member.until_idle()
+                if member in self._ready and not self._is_draining:
+                    return await member.run(item)
+            finally:
+                self._apart = None
+                self._changed.set()
+        return None
+
+    async def _fill_place(self) -> None:
+        """One place of the crew: a member, and after it another, until the end."""
+        try:
+            while self._error is None and not self._is_closing:
+                await self._employ(await self._hire())
+        except Exception as error:  # the next one would meet it too
+            self._give_up(error)
+
+    async def _employ(self, member: Member) -> None:
+        why = "nobody waits for it any more"
+        try:
+            await self._prepare(member)
+            self._ready.append(member)
+            self._changed.set()
+            if self._is_draining:
+                member.drain()
+            while True:
+                for outcome in await member.outcomes():
+                    self._deaths = 0
+                    member.settle(outcome)
+        except Gone as gone:
+            why = str(gone)
+            self._count_death(member, why)  # before its items hear of it, and use up their attempts
+        finally:
+            if member in self._ready:
+                self._ready.remove(member)
+            member.lose_all(why)
+            await member.dismiss()
+
+    async def _prepare(self, member: Member) -> None:
+        await member.prepare()
+
+    def _count_death(self, member: Member, why: str) -> None:
+        """Of members that never began, or died of an item alone: in a row, they mean that none can work."""
+        if self._is_closing or (member in self._ready and member is not self._apart):
+            return
+        self._deaths += 1
+        if self._deaths >= _MOST_DEATHS:
+            self._give_up(
+                RollbookError(
+                    f"{_MOST_DEATHS} {self.kind} in a row died before finishing anything "
+                    f"(of the last one, {why}); {self.messages}"
+                )
+            )
+
+    def _give_up(self, error: Exception) -> None:
+        self._error = self._error or error
+        self._changed.set()

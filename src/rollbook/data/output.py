@@ -2,8 +2,9 @@
 
 Rows are written aside and renamed at the end; a kill or an error leaves nothing under the name. Parquet is
 made from the finished lines by DuckDB, which reads all of them before it settles on the columns: a field that
-turns up in the last row is a column like any other, and null in the rows without it. Tools and the arguments
-of their calls have keys of their own in every row, which nulls would garble: they are of Parquet's type JSON.
+turns up in the last row is a column like any other, and null in the rows without it. Objects whose keys are
+data (tools and the arguments of their calls, whatever has hundreds of keys, or none) are of Parquet's type
+JSON: nulls for the keys of other rows would garble them.
 """
 
 from __future__ import annotations
@@ -133,6 +134,9 @@ class RowOutput:
                 connection.execute("set enable_progress_bar = false")  # it would stand in our own output
                 how: Any = {"format": "newline_delimited", "maximum_object_size": 1 << 30}
                 lines = connection.read_json(str(self._aside), sample_size=-1, **how)
+                if lines.columns == ["json"]:  # so many fields that it took the row itself for a map
+                    how["map_inference_threshold"] = -1
+                    lines = connection.read_json(str(self._aside), sample_size=-1, **how)
                 kinds = [
                     _as_written(kind, name) for name, kind in zip(lines.columns, lines.types, strict=True)
                 ]
@@ -158,12 +162,10 @@ def _as_written(kind: Any, name: str = "") -> Any:
 
     if kind.id.startswith(("date", "time", "uuid", "interval")):
         return duckdb.sqltype("VARCHAR")
-    if name in _OPEN and kind.id in ("struct", "map", "list"):
+    if kind.id == "map" or (name in _OPEN and kind.id in ("struct", "list")):
         return duckdb.sqltype("JSON")
     if kind.id == "list":
         return duckdb.list_type(_as_written(kind.children[0][1]))
     if kind.id == "struct":
         return duckdb.struct_type({inner: _as_written(child, inner) for inner, child in kind.children})
-    if kind.id == "map":
-        return duckdb.map_type(*(_as_written(child) for _, child in kind.children))
     return kind

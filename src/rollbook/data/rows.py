@@ -133,7 +133,7 @@ def _as_text(value: Any) -> str:
 
 
 def _as_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """What is of type JSON held what did not fit one Arrow type; it is read back as what it was."""
+    """Maps are objects; what is of type JSON did not fit one Arrow type, and is read back as what it was."""
     parsers = {field.name: parse for field in batch.schema if (parse := _parser(field)) is not None}
     for row in batch.to_pylist():
         for name, parse in parsers.items():
@@ -148,6 +148,9 @@ def _parser(field: pa.Field) -> Callable[[Any], Any] | None:
     kind = field.type
     if str(kind).startswith("extension<arrow.json") or (field.metadata or {}).get(b"json"):
         return lambda value: None if value is None else orjson.loads(value)
+    if pa.types.is_map(kind):
+        to = _parser(kind.item_field) or (lambda value: value)
+        return lambda pairs: None if pairs is None else {str(key): to(value) for key, value in pairs}
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         inner = _parser(kind.value_field)
         if inner is not None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from rollbook.cli.main import main
 from rollbook.data import block_merge
 from rollbook.data import merge as merge_module
+from rollbook.data.coverage import planned_by
 from rollbook.data.job import DataManifest
 from rollbook.data.merge import Duplicates, merge
 from rollbook.data.rows import read_rows
@@ -235,6 +236,25 @@ def test_what_two_plans_promise_is_expected_once(tmp_path: Path) -> None:
     three = merge([a, b, c], tmp_path / "three.jsonl", duplicates=Duplicates.FIRST)
     assert three.counts["duplicates_dropped"] == 3
     assert three.coverage == {"expected": 4, "ok": 3, "failed": 0, "missing": 1}
+
+
+def test_a_merge_merged_with_another_attempt_at_its_tasks(tmp_path: Path) -> None:
+    a = collected(tmp_path / "a.jsonl", [row(0), row(1)], planned=3)
+    b = collected(tmp_path / "b.jsonl", [row(1), row(2)], planned=3)
+    (tmp_path / "b_manifest.json").write_text((tmp_path / "a_manifest.json").read_text())  # of one input
+    merge([a], tmp_path / "merged.jsonl")
+    both = merge([tmp_path / "merged.jsonl", b], tmp_path / "both.jsonl", duplicates=Duplicates.FIRST)
+    assert both.coverage == {"expected": 3, "ok": 3, "failed": 0, "missing": 0}
+    # Where rows are counted as they come, each attempt was to bring all of them.
+    assert planned_by([a, b]).coverage(4) == {"expected": 6, "ok": 4, "failed": 0, "missing": 2}
+
+
+def test_the_repeats_of_a_list_of_tasks_are_those_of_the_manifest(tmp_path: Path) -> None:
+    tasks = write(tmp_path / "tasks.jsonl", [{"task_id": "t0"}, {"task_id": "t1"}])
+    a = collected(tmp_path / "a.jsonl", [row(0), row(0, 1), row(1, 1)], planned=2, repeats=2)
+    manifest = merge([a], tmp_path / "out.jsonl", tasks=tasks)
+    assert manifest.coverage == {"expected": 4, "ok": 3, "missing": 1}
+    assert manifest.counts == {}
 
 
 def test_a_manifest_that_is_none(tmp_path: Path) -> None:

@@ -218,11 +218,11 @@ def test_files_that_would_share_a_manifest(tmp_path: Path) -> None:
     ):
         filter_rows([source], tmp_path / "x.parquet", where="reward > 0")
     manifest = json.loads((tmp_path / "x_manifest.json").read_text())
-    manifest["coverage"] = {"expected": 7}
+    manifest["details"] = {"plans": {"some input": [7, 7]}}
     (tmp_path / "x_manifest.json").write_text(json.dumps(manifest))
     write(tmp_path / "x.ndjson", [row("a", 0, 1.0)])  # of another hand: the manifest does not tell of it
-    assert planned_by([tmp_path / "x.jsonl"]).expected == 7
-    assert planned_by([tmp_path / "x.ndjson"]).expected is None
+    assert planned_by([tmp_path / "x.jsonl"]).tasks == 7
+    assert planned_by([tmp_path / "x.ndjson"]).tasks is None
     assert ask(tmp_path, "select count(*) from rollouts") == [(1,)]
     (tmp_path / "x.jsonl").unlink()  # what it told of is gone, so the name is free
     assert filter_rows([source], tmp_path / "x.parquet", where="reward > 0").rows_out == 1

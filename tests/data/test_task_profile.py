@@ -47,7 +47,7 @@ def test_profile_of_scattered_repeats(tmp_path: Path) -> None:
     assert third["pass_rate"] is None and third["num_rewards"] == 0
     assert third["missing_num_rollouts"] == 3
     assert first["sample"]["expected_answer"] == "4" and "response" not in first["sample"]
-    assert manifest.coverage == {"expected": 12, "ok": 6, "without_reward": 1, "missing": 5}
+    assert manifest.coverage == {"ok": 6, "without_reward": 1}  # nothing says what was expected
     assert manifest.details["pass_at_k"]["4"]["tasks"] == 1
 
 
@@ -120,3 +120,14 @@ def test_profile_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         main(["data", "profile", str(source), "-o", str(tmp_path / "p.parquet")])
     assert "pass@2" in capsys.readouterr().out
     assert (tmp_path / "p.parquet").exists() and (tmp_path / "p_manifest.json").exists()
+
+
+def test_what_was_planned_and_never_came_is_said(tmp_path: Path) -> None:
+    source = write_rows(
+        tmp_path / "out.jsonl", [rollout("a", 0, 1.0), rollout("a", 1, 0.0), rollout("b", 0, 1.0)]
+    )
+    planned = {"rows": 3, "repeats": 2, "input_sha256": "x", "coverage": {"failed": 2}}
+    (tmp_path / "out_manifest.json").write_text(json.dumps(planned))
+    manifest = profile([source], None)
+    assert manifest.coverage == {"expected": 6, "ok": 3, "failed": 2, "missing": 3, "without_reward": 0}
+    assert manifest.details["tasks_without_rollouts"] == 1

@@ -95,9 +95,9 @@ async def _collect(
     async with AsyncExitStack() as opened:
         executor = await _executor(settings, prepared.executor, plan.expected - done.count)
         opened.push_async_callback(executor.close)
+        began(plan)  # before anything that bears the time at which it began
         sink = _sink(settings, files, prepared, say)
         opened.callback(sink.close)
-        began(plan)
         session = _Session(settings, files, plan.items(done.flags), executor, sink, show)
         return await session.run(say, opened.aclose)
 

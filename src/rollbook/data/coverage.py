@@ -23,49 +23,75 @@ from rollbook.data.shuffle import Words
 from rollbook.errors import UsageError
 from rollbook.records.row_keys import TASK_INDEX, content_id, repeat_of, task_of
 
+PLANS = "plans"  # in the details of a merged file's manifest: name -> tasks, rollouts
+
+
+class Plan(NamedTuple):
+    tasks: int
+    rollouts: int
+
 
 class Planned(NamedTuple):
     """What the collections of some files were to bring, by their own manifests."""
 
-    expected: int | None  # None unless every file has a manifest that says it
+    plans: list[dict[str, Plan]]  # of each file, by the input that was collected; empty where nothing says it
     failed: int
-    without: list[Path]
-    plans: list[str]  # of each file: the input that was collected
+    without: list[Path]  # files of which nothing says what they were to bring
+    repeats: int  # the most that were planned; 1 where none were
 
-    def coverage(self, ok: int, planned_twice: int = 0) -> dict[str, int]:
-        """`planned_twice`: rows of several plans that turned out to be of one task and repeat."""
-        if self.expected is None:
+    @property
+    def once(self) -> dict[str, Plan]:
+        """Every plan once: several files may be of one, as attempts at the same tasks."""
+        found: dict[str, Plan] = {}
+        for plans in self.plans:
+            for name, plan in plans.items():
+                found[name] = max(plan, found.get(name, plan))
+        return found
+
+    @property
+    def tasks(self) -> int | None:
+        """Different ones; None unless every file says how many."""
+        return None if self.without else sum(plan.tasks for plan in self.once.values())
+
+    def coverage(self, rows: int) -> dict[str, int]:
+        """Of rows that are counted as they come: what two files bring of one task are two rollouts."""
+        return self._coverage(rows, sum(plan.rollouts for plans in self.plans for plan in plans.values()))
+
+    def coverage_of_keys(self, ok: int, planned_twice: int = 0) -> dict[str, int]:
+        """Of rows of which every key counts once.
+
+        `planned_twice`: rows of several plans that turned out to be of one task and repeat.
+        """
+        return self._coverage(ok, sum(plan.rollouts for plan in self.once.values()) - planned_twice)
+
+    def _coverage(self, ok: int, expected: int) -> dict[str, int]:
+        if self.without:
             return {}
-        expected = self.expected - planned_twice
         missing = max(0, expected - ok)
-        return {
-            "expected": expected,
-            "ok": ok,
-            "failed": min(self.failed, missing),
-            "missing": missing,
-        }
+        return {"expected": expected, "ok": ok, "failed": min(self.failed, missing), "missing": missing}
 
 
 def planned_by(paths: Sequence[Path]) -> Planned:
-    expected: dict[str, int] = {}  # by the input that was collected, which two files may share
-    failed = 0
-    without = []
-    plans = []
+    plans: list[dict[str, Plan]] = []
+    failed, repeats = 0, 1
     for path in paths:
         manifest = _manifest_of(path)
-        coverage = manifest.get("coverage") or {}
-        if isinstance(manifest.get("rows"), int) and isinstance(manifest.get("repeats"), int):
-            of, count = str(manifest.get("input_sha256", path)), manifest["rows"] * manifest["repeats"]
-        elif isinstance(coverage.get("expected"), int):  # of an earlier merge
-            of, count = str(path), coverage["expected"]
-        else:
-            without.append(path)
-            plans.append(str(path))
-            continue
-        plans.append(of)
-        expected[of] = max(count, expected.get(of, 0))
-        failed += coverage.get("failed", 0)
-    return Planned(None if without else sum(expected.values()), failed, without, plans)
+        plans.append(_plans_of(path, manifest))
+        failed += (manifest.get("coverage") or {}).get("failed", 0)
+        if isinstance(manifest.get("repeats"), int):
+            repeats = max(repeats, manifest["repeats"])
+    without = [path for path, known in zip(paths, plans, strict=True) if not known]
+    return Planned(plans, failed, without, repeats)
+
+
+def _plans_of(path: Path, manifest: Mapping[str, Any]) -> dict[str, Plan]:
+    rows, repeats = manifest.get("rows"), manifest.get("repeats")
+    if isinstance(rows, int) and isinstance(repeats, int):
+        return {str(manifest.get("input_sha256") or path): Plan(rows, rows * repeats)}
+    merged = (manifest.get("details") or {}).get(PLANS)
+    if isinstance(merged, dict):
+        return {name: Plan(*plan) for name, plan in merged.items()}
+    return {}
 
 
 def _manifest_of(path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from rollbook.data.block_merge import merge_blocks
-from rollbook.data.coverage import Planned, TaskList, planned_by
+from rollbook.data.coverage import PLANS, Plan, Planned, TaskList, planned_by
 from rollbook.data.external_sort import ExternalSort
 from rollbook.data.job import DataJob, DataManifest
 from rollbook.data.quick_check import NotQuick, can_be_quick
@@ -46,18 +46,18 @@ def merge(
     ordered: bool = False,
     duplicates: Duplicates = Duplicates.ERROR,
     tasks: Path | None = None,
-    repeats: int = 1,
+    repeats: int | None = None,
     overwrite: bool = False,
     advance: Advance = lambda _: None,
 ) -> DataManifest:
     """Write all rows to one file; `ordered` by task and repeat, in the order of `tasks` if that is given."""
-    if repeats < 1:
+    if repeats is not None and repeats < 1:
         raise UsageError(f"--repeats {repeats}: at least 1")
     arguments = {
         "ordered": ordered,
         "duplicates": duplicates,
         "tasks": str(tasks) if tasks else None,
-        "repeats": repeats if tasks else None,
+        "repeats": repeats,
     }
 
     def new_job(*, takes_digests: bool = True) -> DataJob:
@@ -78,7 +78,7 @@ def merge(
             return _merge_blocks(job, output, planned, advance)
         except NotQuick:
             pass
-    task_list = TaskList(tasks, repeats) if tasks is not None else None
+    task_list = TaskList(tasks, repeats or planned.repeats) if tasks is not None else None
     return _RowMerge(new_job(), planned, task_list, ordered, duplicates).write_to(output)
 
 
@@ -87,7 +87,7 @@ def _merge_blocks(job: DataJob, output: Path, planned: Planned, advance: Advance
         raise NotQuick
     with job, scratch_beside(output) as directory:
         merge_blocks(job, directory, advance)
-        _report_coverage(job, planned.coverage(job.rows_in), planned)
+        _report_coverage(job, planned.coverage_of_keys(job.rows_in), planned)
     return job.manifest
 
 
@@ -124,7 +124,7 @@ class _RowMerge:
                 _report_coverage(job, self._tasks.coverage(), None)
             else:
                 ok = job.rows_in - len(repeated)
-                coverage = self._planned.coverage(ok, self._planned_twice(repeated))
+                coverage = self._planned.coverage_of_keys(ok, self._planned_twice(repeated))
                 _report_coverage(job, coverage, self._planned)
         return job.manifest
 
@@ -142,10 +142,12 @@ class _RowMerge:
     def _planned_twice(self, repeated: Pairs) -> int:
         """Of the repeated rows, those of which two plans spoke: what both promise is expected once."""
         ends = np.cumsum([self._job.rows_of(path) for path in self._job.paths])
-        names = {plan: number for number, plan in enumerate(self._planned.plans)}
-        plan_of_file = np.array([names[plan] for plan in self._planned.plans])
-        plans = plan_of_file[np.searchsorted(ends, repeated, side="right")]
-        others = np.column_stack([repeated[:, 1], plans[:, 0]])[plans[:, 0] != plans[:, 1]]
+        plans = [frozenset(plans) for plans in self._planned.plans]
+        names = list(dict.fromkeys(plans))
+        apart = np.array([[not one & other for other in names] for one in names])
+        name_of_file = np.array([names.index(plan) for plan in plans])
+        found = name_of_file[np.searchsorted(ends, repeated, side="right")]
+        others = np.column_stack([repeated[:, 1], found[:, 0]])[apart[found[:, 0], found[:, 1]]]
         return len(np.unique(others, axis=0))
 
     def _kept(self, repeated: Pairs) -> Iterator[tuple[int, Row]]:
@@ -212,5 +214,14 @@ def _own_place(row: Row) -> tuple[int, int]:
 
 def _report_coverage(job: DataJob, coverage: dict[str, int], planned: Planned | None) -> None:
     job.manifest.coverage = coverage
+    if planned is not None and not planned.without:
+        once = planned.once
+        if sum(plan.rollouts for plan in once.values()) != coverage["expected"]:  # they overlap
+            once = {
+                str(job.manifest.output): Plan(
+                    sum(plan.tasks for plan in once.values()), coverage["expected"]
+                )
+            }
+        job.manifest.details[PLANS] = once
     if planned is not None and planned.without and len(planned.without) < len(job.paths):
         job.manifest.details["without_manifest"] = [str(path) for path in planned.without]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from rollbook.data.coverage import Planned, planned_by
 from rollbook.data.job import DataJob, DataManifest
 from rollbook.data.rows import Advance
 from rollbook.data.table import RolloutTable, pick
@@ -120,8 +121,9 @@ def profile(
             elif sample is not None:
                 own = {k: v for k, v in sample[1].value().items() if k not in not_the_tasks}
                 job.write(orjson.dumps(_line(task, ks, expected, own)))
-        job.manifest.details = summary.report()
-        job.manifest.coverage = summary.coverage(expected)
+        planned = planned_by(job.paths)
+        job.manifest.details = summary.report(planned.tasks)
+        job.manifest.coverage = summary.coverage(planned)
     return job.manifest
 
 
@@ -183,9 +185,11 @@ class _Summary:
                 self._sums[k] += estimate
                 self._counts[k] += 1
 
-    def report(self) -> dict[str, Any]:
+    def report(self, planned_tasks: int | None) -> dict[str, Any]:
+        unseen = None if planned_tasks is None else max(0, planned_tasks - self._tasks)
         return {
             "tasks": self._tasks,
+            **({} if unseen is None else {"tasks_without_rollouts": unseen}),
             "rollouts": self._rollouts,
             "never_passed": self._never,
             "always_passed": self._always,
@@ -200,11 +204,7 @@ class _Summary:
             "pass_rate_histogram": self._bins,
         }
 
-    def coverage(self, expected: int) -> dict[str, int]:
-        planned = expected * self._tasks
-        return {
-            "expected": planned,
-            "ok": self._rewarded,
-            "without_reward": self._rollouts - self._rewarded,
-            "missing": planned - self._rollouts,
-        }
+    def coverage(self, planned: Planned) -> dict[str, int]:
+        """What was expected only manifests know: tasks may differ in their repeats, or have none at all."""
+        known = planned.coverage(self._rollouts) or {"ok": self._rollouts}
+        return {**known, "ok": self._rewarded, "without_reward": self._rollouts - self._rewarded}

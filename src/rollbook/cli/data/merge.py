@@ -27,7 +27,10 @@ def merge(
     tasks: Annotated[
         Path | None, typer.Option(help="what was to be collected: for the coverage, and for --ordered")
     ] = None,
-    repeats: Annotated[int, typer.Option(help="how often each of --tasks was to be collected")] = 1,
+    repeats: Annotated[
+        int | None,
+        typer.Option(help="how often each of --tasks was to be collected; by default as the manifests say"),
+    ] = None,
     allow_missing: Annotated[
         bool, typer.Option("--allow-missing", help="exit with 0 even if rollouts are missing")
     ] = False,

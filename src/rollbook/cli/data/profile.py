@@ -52,6 +52,8 @@ def _lines(details: dict[str, Any]) -> list[str]:
         f"  {details['tasks']} tasks: {details['always_passed']} always passed, "
         f"{details['never_passed']} never, {details['without_reward']} without a reward"
     ]
+    if details.get("tasks_without_rollouts"):
+        lines.append(f"  {details['tasks_without_rollouts']} more were planned and have no rollout here")
     for k, estimate in details["pass_at_k"].items():
         lines.append(f"  pass@{k:<4} {number(estimate['mean'])} over {estimate['tasks']} tasks")
     most = max(details["pass_rate_histogram"]) or 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,27 +16,12 @@ def call(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProces
     return subprocess.run([ROLLBOOK, *arguments], capture_output=True, text=True, cwd=cwd)
 
 
-def fastest(command: list[str], rounds: int = 7) -> float:
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        subprocess.run(command, check=True, capture_output=True)
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
-def test_help_costs_little_more_than_python_itself() -> None:
-    bare = fastest([sys.executable, "-c", "pass"])
-    ratio = fastest([ROLLBOOK, "--help"]) / bare
-    assert ratio < 6, f"rollbook --help takes {ratio:.1f} times as long as starting Python"
-
-
 def test_help_imports_nothing_heavy() -> None:
     code = """
 import sys
 from rollbook.cli.main import main
 main(["--help"])
-heavy = {"typer", "rich", "msgspec", "pyarrow", "torch", "pandas"} & set(sys.modules)
+heavy = {"typer", "rich", "msgspec", "numpy", "yaml", "asyncio", "duckdb", "pyarrow", "torch", "pandas"} & set(sys.modules)
 sys.exit(f"imported {heavy}" if heavy else 0)
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -120,6 +120,50 @@ def test_an_output_is_never_written_over(tmp_path: Path) -> None:
     assert (tmp_path / "out.jsonl").read_text() == "precious"
 
 
+def test_of_two_commands_with_one_output_only_one_takes_the_name(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    with (
+        pytest.raises(UsageError, match="was made by another command meanwhile"),
+        DataJob("slow", [source], tmp_path / "out.jsonl") as job,
+    ):
+        copied(source, tmp_path / "out.jsonl")
+        job.write(b"{}")
+    assert values(tmp_path / "out.jsonl") == ROWS
+    assert json.loads((tmp_path / "out_manifest.json").read_text())["command"] == "copy"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_manifest_does_not_outlive_the_file_it_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    copied(source, tmp_path / "out.jsonl")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job_module, "write_atomic", killed)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        DataJob("again", [source], tmp_path / "out.jsonl", overwrite=True) as job,
+    ):
+        job.write(b"{}")
+    assert values(tmp_path / "out.jsonl") == [{}]
+    assert not (tmp_path / "out_manifest.json").exists()
+
+
+def test_datasets_made_of_others_in_a_directory_do_not_count_twice(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "rollouts.jsonl", ROWS)
+    write_jsonl(tmp_path / "more.jsonl", ROWS)
+    copied(source, tmp_path / "good.jsonl")
+    for word in (str(tmp_path), f"{tmp_path}/*.jsonl"):
+        found = find_inputs([word])
+        assert [path.name for path in found.paths] == ["more.jsonl", "rollouts.jsonl"]
+        assert [path.name for path in found.left_out] == ["good.jsonl"]
+    named = find_inputs([source, tmp_path / "good.jsonl"])  # whoever names both wants both
+    assert len(named.paths) == 2
+
+
 def test_the_manifest_of_a_collection_is_not_taken(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "rollouts.jsonl", ROWS)
     (tmp_path / "rollouts_manifest.json").write_text('{"input": "tasks.jsonl"}')

@@ -230,6 +230,12 @@ def test_paths_may_hold_colons_and_equal_signs(tmp_path: Path) -> None:
     assert mix([f"a={tmp_path}/a, b.jsonl:1"], tmp_path / "comma.jsonl").rows_out == 3
 
 
+def test_a_source_that_stands_beside_another_is_in_the_manifest(tmp_path: Path) -> None:
+    one, other = write_source(tmp_path / "x.jsonl", 4), write_source(tmp_path / "x_tasks.jsonl", 4)
+    manifest = mix([f"a={one}:0.5", f"b={other}:0.5"], tmp_path / "mixed.jsonl")
+    assert [(record.path, record.rows) for record in manifest.inputs] == [(str(one), 4), (str(other), 4)]
+
+
 def test_thirds_may_be_typed_as_decimals() -> None:
     thirds = parse_sources(["a=a:0.333", "b=b:0.333", "c=c:0.333"])
     assert [source.share for source in thirds] == [Fraction(1, 3)] * 3

@@ -1,7 +1,8 @@
 """Which files a command reads: what was typed, as files, globs and directories.
 
 The files that stand beside a collection (its failures, its tasks) are not rows of the dataset: where the
-collection itself is among the inputs they are left out, because `rollouts_*.jsonl` matches them too.
+collection itself is among the inputs they are left out, because `rollouts_*.jsonl` matches them too. So are,
+of a directory or a quoted pattern, datasets that were made of others in it: their rows would count twice.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rollbook.errors import UsageError
+import orjson
+
+from rollbook.errors import BadFileError, UsageError
 
 ENDINGS = (".jsonl", ".jsonl.zst", ".jsonl.gz", ".ndjson", ".parquet")
 _BESIDE = ("_failures.jsonl", "_tasks.jsonl")
@@ -28,17 +31,55 @@ class Inputs(NamedTuple):
 
 def find_inputs(words: Sequence[str | Path]) -> Inputs:
     found: dict[Path, None] = {}
+    left_out: list[Path] = []
     for word in words:
-        for path in _meant_by(str(word)):
+        meant = _meant_by(str(word))
+        derived = [] if meant == [Path(word)] else _derived(meant)
+        left_out += derived
+        for path in meant:
             if not path.name.endswith(ENDINGS):
                 raise UsageError(f"{path}: not a dataset file; these are: {', '.join(ENDINGS)}")
-            found[path] = None
+            if path not in derived:
+                found[path] = None
     if not found:
         raise UsageError("no input; name files, directories or 'globs'")
     paths = _distinct(list(found))
     stems = {_without_ending(path) for path in paths}
-    left_out = [path for path in paths if len(paths) > 1 and _stands_beside(path, stems)]
+    left_out += [path for path in paths if len(paths) > 1 and _stands_beside(path, stems)]
     return Inputs([path for path in paths if path not in left_out], left_out)
+
+
+def manifest_path(output: Path) -> Path:
+    name = output.name
+    for ending in sorted(ENDINGS, key=len, reverse=True):
+        name = name.removesuffix(ending)
+    return output.with_name(f"{name}_manifest.json")
+
+
+def manifest_owner(path: Path) -> Path | None:
+    """The file a manifest tells of; None where it does not say. `x.jsonl` and `x.parquet` would share one."""
+    try:
+        output = orjson.loads(path.read_bytes()).get("output")
+    except (orjson.JSONDecodeError, AttributeError) as error:
+        raise BadFileError(path, f"not a manifest ({error}); restore it or move it away") from None
+    return path.with_name(Path(output).name) if isinstance(output, str) and output else None
+
+
+def _derived(paths: list[Path]) -> list[Path]:
+    """Those whose manifest names another one of them as an input."""
+    here = {path.resolve() for path in paths}
+    return [path for path in paths if any(source in here for source in _made_of(path))]
+
+
+def _made_of(path: Path) -> list[Path]:
+    """The inputs of a dataset by its manifest; paths in it are relative to where the command was typed."""
+    beside = manifest_path(path)
+    try:
+        inputs = orjson.loads(beside.read_bytes()).get("inputs") or []
+        named = [Path(record["path"]) for record in inputs]
+    except (OSError, orjson.JSONDecodeError, AttributeError, KeyError, TypeError):
+        return []
+    return [place for name in named for place in (name.resolve(), (path.parent / name.name).resolve())]
 
 
 def _meant_by(word: str) -> list[Path]:

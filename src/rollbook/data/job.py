@@ -24,7 +24,9 @@ import msgspec
 import orjson
 import xxhash
 
-from rollbook.data.inputs import ENDINGS, find_inputs
+from rollbook.data.inputs import Inputs, find_inputs
+from rollbook.data.inputs import manifest_owner as manifest_owner
+from rollbook.data.inputs import manifest_path as manifest_path
 from rollbook.data.output import RowOutput, refuse_existing
 from rollbook.data.rows import Advance, Row, RowCount, read_rows
 from rollbook.errors import BadFileError, UsageError
@@ -63,29 +65,13 @@ class DataManifest(msgspec.Struct, kw_only=True):
     versions: dict[str, str] = msgspec.field(default_factory=versions)
 
 
-def manifest_path(output: Path) -> Path:
-    name = output.name
-    for ending in sorted(ENDINGS, key=len, reverse=True):
-        name = name.removesuffix(ending)
-    return output.with_name(f"{name}_manifest.json")
-
-
-def manifest_owner(path: Path) -> Path | None:
-    """The file a manifest tells of; None where it does not say. `x.jsonl` and `x.parquet` would share one."""
-    try:
-        output = orjson.loads(path.read_bytes()).get("output")
-    except (orjson.JSONDecodeError, AttributeError) as error:
-        raise BadFileError(path, f"not a manifest ({error}); restore it or move it away") from None
-    return path.with_name(Path(output).name) if isinstance(output, str) and output else None
-
-
 class DataJob:
     """Use as a context manager; without an output it only reads (`stats`) and writes no manifest."""
 
     def __init__(
         self,
         command: str,
-        inputs: Sequence[str | Path],
+        inputs: Sequence[str | Path] | Inputs,
         output: Path | None = None,
         *,
         also: Sequence[Path] = (),  # further outputs; all of them appear or none, each with its manifest
@@ -95,7 +81,7 @@ class DataJob:
         takes_digests: bool = True,  # else the command takes them as it reads: `set_digest`
         advance: Advance = lambda _: None,
     ) -> None:
-        found = find_inputs(inputs)
+        found = inputs if isinstance(inputs, Inputs) else find_inputs(inputs)
         self.paths = found.paths
         self.counts: Counter[str] = Counter()
         self.manifest = DataManifest(
@@ -143,6 +129,8 @@ class DataJob:
         try:
             if kind is None:
                 self._make_ready()
+                for output in self._outputs() if self._overwrite else ():
+                    manifest_path(output.path).unlink(missing_ok=True)  # it must not outlive what it tells of
             self._end_outputs(kind)
         finally:
             self._hashing.close()

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from rollbook.data.external_sort import ExternalSort
-from rollbook.data.inputs import find_inputs
+from rollbook.data.inputs import Inputs, find_inputs
 from rollbook.data.job import DataJob, DataManifest
 from rollbook.data.row_index import Found, RowIndex
 from rollbook.data.rows import Advance
@@ -40,7 +40,9 @@ def mix(
     found = {source.name: find_inputs(source.words) for source in parsed}
     paths = {path.resolve(): path for inputs in found.values() for path in inputs.paths}
     arguments = {"sources": list(sources), "total": total, "shortfall": shortfall, "source_key": source_key}
-    job = DataJob("mix", list(paths.values()), output, arguments=arguments, seed=seed, overwrite=overwrite)
+    left_out = [path for inputs in found.values() for path in inputs.left_out]
+    every = Inputs(list(paths.values()), left_out)
+    job = DataJob("mix", every, output, arguments=arguments, seed=seed, overwrite=overwrite)
     with job, scratch_beside(output) as directory:
         indexes = {
             name: RowIndex([paths[path.resolve()] for path in inputs.paths], directory, advance)
@@ -57,11 +59,9 @@ def mix(
             if count > index.rows:
                 job.count("repeated", count - index.rows)
             for file in index.files:
-                if file.path in job.paths:
-                    job.set_rows(file.path, file.rows, file.blank)
+                job.set_rows(file.path, file.rows, file.blank)
         for _, _, data in shuffled.ordered():
             job.write(data)
-        job.manifest.left_out = [str(path) for inputs in found.values() for path in inputs.left_out]
         job.manifest.details["sources"] = [
             _report(source, indexes[source.name].rows, count)
             for source, count in zip(parsed, counts, strict=True)

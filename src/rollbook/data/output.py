@@ -41,6 +41,7 @@ class RowOutput:
         refuse_existing(path, overwrite=overwrite)
         self.path = path
         self.rows = 0
+        self._overwrite = overwrite
         self._is_prepared = False
         self._aside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
         try:
@@ -119,10 +120,26 @@ class RowOutput:
     def _finish(self) -> None:
         self.prepare()
         try:
-            self._aside.replace(self.path)
+            if self._overwrite:
+                self._aside.replace(self.path)
+            else:
+                self._take_name()
         except OSError as error:
             raise self._refused(error) from error
         fsync_directory(self.path.parent)
+
+    def _take_name(self) -> None:
+        """Unless somebody else has made a file of this name since this one was begun."""
+        try:
+            os.link(self._aside, self.path)
+        except FileExistsError:
+            raise UsageError(
+                f"{self.path} was made by another command meanwhile, and this one's rows are dropped; "
+                "choose another name or add --overwrite"
+            ) from None
+        except OSError:  # a disk without links
+            refuse_existing(self.path, overwrite=False)
+            self._aside.replace(self.path)
 
     def _make_parquet(self) -> None:
         import duckdb

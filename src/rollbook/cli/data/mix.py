@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -49,8 +49,13 @@ def mix(
             overwrite=overwrite,
             advance=advance,
         )
-    lines = [
-        f"  {source['name']}: {source['taken']} of {source['available']} ({source['share']:.4g} of the mix)"
-        for source in manifest.details["sources"]
-    ]
-    print_manifest(manifest, as_json, lines=lines)
+    print_manifest(
+        manifest, as_json, lines=[_line(source, manifest.rows_out) for source in manifest.details["sources"]]
+    )
+
+
+def _line(source: dict[str, Any], rows: int) -> str:
+    share, asked = source["taken"] / max(1, rows), f"{source['share']:.4g}"
+    real = f"{share:.4g}" if f"{share:.4g}" == asked else f"{share:.4g}, of {asked} asked for"
+    none = "; too small a share for one row" if not source["taken"] else ""
+    return f"  {source['name']}: {source['taken']} of {source['available']} ({real} of the mix{none})"

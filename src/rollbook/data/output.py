@@ -13,6 +13,7 @@ import contextlib
 import os
 import secrets
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,18 +45,13 @@ class RowOutput:
         self._overwrite = overwrite
         self._is_prepared = False
         self._aside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+        compress = _compressor(path)  # whose import takes a moment, in which a Ctrl-C must find nothing yet
         try:
             make_directory(path.parent)
             self._file: IO[bytes] = self._aside.open("xb", buffering=_BUFFER)
         except OSError as error:
             raise WriteError(f"{path}: cannot write here: {error.strerror or error}") from error
-        self._stream: Any = self._file
-        if path.suffix in COMPRESSED:
-            import pyarrow as pa
-
-            self._stream = pa.CompressedOutputStream(
-                pa.PythonFile(self._file, mode="w"), COMPRESSED[path.suffix]
-            )
+        self._stream: Any = compress(self._file)
 
     def write(self, data: bytes) -> None:
         """One row: a JSON object without a newline in it."""
@@ -95,6 +91,8 @@ class RowOutput:
             if kind is None:
                 self._finish()
         finally:
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.close()  # first: Arrow complains aloud of a file that is closed under it
             with contextlib.suppress(OSError, ValueError):
                 self._file.close()
             with contextlib.suppress(OSError):
@@ -171,6 +169,14 @@ class RowOutput:
 
     def _refused(self, error: OSError) -> WriteError:
         return WriteError(f"{self.path}: not written ({error.strerror or error}); nothing is left of it")
+
+
+def _compressor(path: Path) -> Callable[[IO[bytes]], Any]:
+    if path.suffix not in COMPRESSED:
+        return lambda file: file
+    import pyarrow as pa
+
+    return lambda file: pa.CompressedOutputStream(pa.PythonFile(file, mode="w"), COMPRESSED[path.suffix])
 
 
 def _as_written(kind: Any, name: str = "") -> Any:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from rollbook.cli.common import AsJson
 from rollbook.cli.data.common import InputFiles, Output, Overwrite, print_manifest, reading
-from rollbook.data.merge import Duplicates
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 INCOMPLETE = 3
@@ -22,8 +21,9 @@ def merge(
     output: Output,
     ordered: Annotated[bool, typer.Option("--ordered", help="by task and repeat, not as they come")] = False,
     duplicates: Annotated[
-        Duplicates, typer.Option(help="a key that stands twice: stop, or keep the first row of it")
-    ] = Duplicates.ERROR,
+        Literal["error", "first"],
+        typer.Option(help="a key that stands twice: stop, or keep the first row of it"),
+    ] = "error",
     tasks: Annotated[
         Path | None, typer.Option(help="what was to be collected: for the coverage, and for --ordered")
     ] = None,
@@ -38,6 +38,7 @@ def merge(
     as_json: AsJson = False,
 ) -> None:
     """Merge files and check the whole: rollbook data merge 'rollouts_chunk_*.jsonl' -o rollouts.jsonl"""
+    from rollbook.data.merge import Duplicates
     from rollbook.data.merge import merge as merge_files
 
     with reading(inputs, "merging", quiet=as_json) as advance:
@@ -45,7 +46,7 @@ def merge(
             inputs,
             output,
             ordered=ordered,
-            duplicates=duplicates,
+            duplicates=Duplicates(duplicates),
             tasks=tasks,
             repeats=repeats,
             overwrite=overwrite,

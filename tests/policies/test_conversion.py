@@ -129,6 +129,40 @@ def test_items_without_a_place_in_chat_leave_no_empty_message() -> None:
     ]
 
 
+def _call(name: str) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": name, "name": "f", "arguments": "{}"}
+
+
+def _result(name: str) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": name, "output": f"of {name}"}
+
+
+def test_calls_made_before_any_result_are_one_message_whatever_was_said_between_them() -> None:
+    thoughts = [
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+        for text in ("first", "second")
+    ]
+    said = {"type": "message", "role": "assistant", "content": "one moment"}
+    made = to_chat([thoughts[0], _call("a"), thoughts[1], _call("b"), said, _result("a"), _result("b")])
+    assert [message["role"] for message in made] == ["assistant", "tool", "tool"]
+    assert [call["id"] for call in made[0]["tool_calls"]] == ["a", "b"]
+    assert made[0]["reasoning_content"] == "first\n\nsecond" and made[0]["content"] == "one moment"
+    later = to_chat([_call("a"), _result("a"), thoughts[0], _call("b")])
+    assert [message["role"] for message in later] == ["assistant", "tool", "assistant"]
+
+
+def test_calls_of_custom_tools_are_calls() -> None:
+    items = [
+        {"type": "custom_tool_call", "call_id": "k", "name": "sh", "input": "ls"},
+        {"type": "custom_tool_call_output", "call_id": "k", "output": "files"},
+    ]
+    call = {"id": "k", "type": "function", "function": {"name": "sh", "arguments": "ls"}}
+    assert to_chat(items) == [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "k", "content": "files"},
+    ]
+
+
 def test_reasoning_that_nothing_follows_is_kept() -> None:
     thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
     expected = {"role": "assistant", "content": "", "reasoning_content": "hm"}

@@ -43,6 +43,10 @@ _NOT_CHAT = _NOT_SAMPLING | {
     "text",
     "truncation",
 }
+# A call: where its arguments are. A custom tool takes text as it is, which chat has for arguments as well.
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
+_NO_ARGUMENTS = {"function_call": "{}", "custom_tool_call": ""}
+_RESULTS = frozenset({"function_call_output", "custom_tool_call_output"})
 _ITEM, _PART = '{"role": "user", "content": "..."}', '{"type": "input_text", "text": "..."}'
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"})
 
@@ -59,21 +63,21 @@ def to_chat(items: str | Sequence[Mapping[str, Any]], instructions: str | None =
         kind = item.get("type") or "message"
         if kind == "reasoning":
             reasoning += _reasoning_text(item)
-        elif kind == "function_call":
+        elif kind in _CALLS:
             reply = _open_reply(messages, reasoning)
             reasoning = ""
-            call = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+            call = {"name": item.get("name"), "arguments": item.get(_CALLS[kind]) or _NO_ARGUMENTS[kind]}
             reply.setdefault("tool_calls", []).append(
                 {"id": item.get("call_id") or item.get("id"), "type": "function", "function": call}
             )
-        elif kind == "function_call_output" or kind == "message":
+        elif kind in _RESULTS or kind == "message":
             reply = _chat_message(item, kind)
             if reply["role"] == "assistant" and reasoning:
                 reply.setdefault("reasoning_content", reasoning)
             elif reasoning:
                 messages.append(_thought(reasoning))
             reasoning = ""
-            messages.append(reply)
+            _append(messages, reply)
     # Other items (a search the server made itself) have no place in chat; the stored response keeps them.
     return [*messages, _thought(reasoning)] if reasoning else messages
 
@@ -200,7 +204,7 @@ def _assistant_items(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _chat_message(item: Mapping[str, Any], kind: str) -> Message:
-    if kind == "function_call_output":
+    if kind in _RESULTS:
         output = _text_or_parts(item.get("output"))
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
     role = item.get("role") or "user"
@@ -219,11 +223,19 @@ def _thought(reasoning: str) -> Message:
 
 
 def _open_reply(messages: list[Message], reasoning: str) -> Message:
-    """The assistant message a function call belongs to: the one just before it, or a new one."""
-    if messages and messages[-1]["role"] == "assistant" and not reasoning:
+    """The assistant message a call belongs to: the one just before it, or a new one."""
+    if not reasoning and messages and messages[-1]["role"] == "assistant":
         return messages[-1]
-    messages.append(_thought(reasoning) if reasoning else {"role": "assistant", "content": ""})
+    _append(messages, _thought(reasoning) if reasoning else {"role": "assistant", "content": ""})
     return messages[-1]
+
+
+def _append(messages: list[Message], message: Message) -> None:
+    """What is said between a call and its result belongs to the call: in chat, results follow at once."""
+    if message["role"] == "assistant" and messages and messages[-1].get("tool_calls"):
+        messages[-1] = one_reply([messages[-1], message])
+    else:
+        messages.append(message)
 
 
 def _text_or_parts(content: Any) -> Any:

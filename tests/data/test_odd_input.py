@@ -158,7 +158,7 @@ def test_what_is_no_conversation_is_counted(tmp_path: Path, wrong: dict[str, Any
     source = write(tmp_path / "in.jsonl", rows)
     made = sft([source], tmp_path / "sft.jsonl")
     assert made.rows_out == 2
-    assert made.counts in ({"without_prompt": 1}, {"without_reply": 1})
+    assert made.counts in ({"without_prompt": 1}, {"nothing_answered": 1})
     assert pairs([source], tmp_path / "pairs.jsonl").rows_out == 0
 
 

@@ -51,11 +51,53 @@ def test_thresholds_best_of_and_the_count_of_the_rest(tmp_path: Path) -> None:
     assert [row["rollout"] for row in read(tmp_path / "s.jsonl")] == ["a#1", "a#2"]
     assert manifest.counts == {
         "without_reward": 1, "below_min_reward": 1, "truncated": 1, "not_among_the_best": 1,
-        "without_reply": 1, "without_prompt": 1,
+        "nothing_answered": 1, "without_prompt": 1,
     }  # fmt: skip
     assert manifest.rows_in == manifest.rows_out + sum(manifest.counts.values())
     sft([source], tmp_path / "all.jsonl", keep_truncated=True)
     assert len(read(tmp_path / "all.jsonl")) == 5
+
+
+def test_empty_answers_are_counted_and_take_nobodys_place(tmp_path: Path) -> None:
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    empty = [
+        [],
+        [message("")],
+        [message(" \n")],
+        [thought],
+        [call, {**call, "type": "function_call_output"}, thought],
+    ]
+    rows = [rollout("a", repeat, 1.0, output=output) for repeat, output in enumerate(empty)]
+    rows += [rollout("a", 7, 0.5), rollout("b", 0, 1.0, output=[thought, call])]
+    source = write_rows(tmp_path / "r.jsonl", rows)
+    for name, best_of in (("all", None), ("best", 1)):
+        manifest = sft([source], tmp_path / f"{name}.jsonl", best_of=best_of)
+        assert [row["rollout"] for row in read(tmp_path / f"{name}.jsonl")] == ["a#7", "b#0"]
+        assert manifest.counts == {"nothing_answered": len(empty)}
+
+
+def test_the_best_are_chosen_among_what_the_layout_can_hold(tmp_path: Path) -> None:
+    middle = [message("x"), {"type": "message", "role": "system", "content": "s"}, message("y")]
+    rows = [rollout("a", 0, 1.0, output=middle), rollout("a", 1, 0.5)]
+    source = write_rows(tmp_path / "r.jsonl", rows)
+    manifest = sft([source], tmp_path / "s.jsonl", best_of=1, as_format="llamafactory")
+    assert [row["rollout"] for row in read(tmp_path / "s.jsonl")] == ["a#1"]
+    assert manifest.counts == {"llamafactory_system_prompt_in_the_middle": 1}
+
+
+def test_several_messages_of_one_response_are_one_reply(tmp_path: Path) -> None:
+    rows = [rollout("a", 0, 1.0, output=[message("one"), message("two")])]
+    sft([write_rows(tmp_path / "r.jsonl", rows)], tmp_path / "s.jsonl", as_format="llamafactory")
+    (made,) = read(tmp_path / "s.jsonl")
+    assert made["conversations"][1:] == [{"from": "gpt", "value": "one\n\ntwo"}]
+
+
+@pytest.mark.parametrize("said", [True, 1.0])
+def test_a_row_that_says_it_was_cut_off_is_left_out(tmp_path: Path, said: bool | float) -> None:
+    rows = [rollout("a", 0, 1.0, truncated=said), rollout("a", 1, 1.0, truncated=False)]
+    manifest = sft([write_rows(tmp_path / "r.jsonl", rows)], tmp_path / "s.jsonl")
+    assert (manifest.rows_out, manifest.counts) == (1, {"truncated": 1})
 
 
 def test_arguments_that_are_no_object_stay_as_they_were_written(tmp_path: Path) -> None:

@@ -8,13 +8,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollbook.data.numbers import as_number
 from rollbook.policies.base import Message
-from rollbook.policies.conversion import chat_tools, to_chat
+from rollbook.policies.conversion import chat_tools, one_reply, to_chat
 
 Value = dict[str, Any]
+
+
+class Unusable(Exception):
+    """Why a rollout is no example to learn from; the text is a counter's name."""
+
+
+class Exchange(NamedTuple):
+    """What was asked and what was answered."""
+
+    prompt: list[Message]
+    answer: list[Message]  # it ends with the last reply
+    tools: list[Value]
+
+
+def exchange_of(row: Mapping[str, Any]) -> Exchange:
+    prompt, answer = prompt_of(row), _until_last_reply(reply_of(row))
+    if not prompt:
+        raise Unusable("without_prompt")
+    if not answer or not all(map(_says_something, answer)):
+        raise Unusable("nothing_answered")
+    return Exchange(prompt, answer, tools_of(row))
 
 
 def reward_of(row: Mapping[str, Any]) -> float | None:
@@ -34,7 +55,8 @@ def is_truncated(row: Mapping[str, Any]) -> bool:
     """Cut off by a limit of tokens or turns: not an example of how to finish."""
     response = row.get("response")
     status = response.get("status") if isinstance(response, Mapping) else None
-    return status == "incomplete" or row.get("stop_reason") in ("length", "max_turns")
+    is_said = as_number(row.get("truncated")) == 1  # as gymnasium says it
+    return is_said or status == "incomplete" or row.get("stop_reason") in ("length", "max_turns")
 
 
 def prompt_of(row: Mapping[str, Any]) -> list[Message]:
@@ -51,9 +73,18 @@ def reply_of(row: Mapping[str, Any]) -> list[Message]:
 
 
 def stored_reply(row: Mapping[str, Any]) -> list[Message]:
-    """The same with the arguments of tool calls as the model wrote them."""
+    """The same with the arguments of tool calls as the model wrote them.
+
+    Between two replies somebody else speaks: several messages in a row are parts of one.
+    """
     response = row.get("response")
-    return _chat(response.get("output")) if isinstance(response, Mapping) else []
+    said: list[Message] = []
+    for message in _chat(response.get("output")) if isinstance(response, Mapping) else []:
+        if said and said[-1]["role"] == message["role"] == "assistant":
+            said[-1] = one_reply([said[-1], message])
+        else:
+            said.append(message)
+    return said
 
 
 def tools_of(row: Mapping[str, Any]) -> list[Value]:
@@ -80,6 +111,20 @@ def with_objects(messages: Sequence[Message]) -> list[Message]:
                 if isinstance(parsed, dict):
                     function["arguments"] = parsed
     return list(messages)
+
+
+def _until_last_reply(messages: list[Message]) -> list[Message]:
+    """What an environment said after the last reply teaches nothing."""
+    while messages and messages[-1]["role"] != "assistant":
+        messages = messages[:-1]
+    return messages
+
+
+def _says_something(message: Message) -> bool:
+    """A reply of nothing but reasoning or blanks would teach to say nothing."""
+    content = message.get("content")
+    is_empty = not content.strip() if isinstance(content, str) else not content
+    return message["role"] != "assistant" or not is_empty or bool(message.get("tool_calls"))
 
 
 def _chat(items: Any, instructions: Any = None) -> list[Message]:

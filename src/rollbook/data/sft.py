@@ -6,27 +6,27 @@ cut off by a limit, nothing answered, not among the best of its task.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import orjson
 
 from rollbook.data.job import DataJob, DataManifest
 from rollbook.data.llamafactory import DatasetEntry, Unsuitable, conversation_row, refuse_unreadable, register
-from rollbook.data.rollouts import prompt_of, reply_of, reward_of, tools_of
+from rollbook.data.rollouts import Unusable, exchange_of, reward_of
 from rollbook.data.rows import Advance, Row
 from rollbook.data.table import RolloutTable, pick
+from rollbook.data.verdicts import Verdicts
 from rollbook.records.row_keys import KEY, task_of
 
 PASSES_OVER_INPUT = 2
 Format = Literal["messages", "llamafactory"]
-_BEST = """
-    select row from (
-        select row, row_number() over (partition by task order by reward desc, row) as place
-        from rollouts where reward >= ? and (not truncated or ?)
-    ) where place <= ?
-"""
+_GOOD = "reward >= ? and (not truncated or ?)"
 
 
 def sft(
@@ -46,18 +46,18 @@ def sft(
     threshold = float("-inf") if min_reward is None else min_reward
     arguments = {"min_reward": min_reward, "best_of": best_of, "format": as_format}
     arguments |= {"keep_truncated": keep_truncated}
+    verdicts = Verdicts(lambda value: _example(value, as_format))
     with (
         DataJob("sft", inputs, output, arguments=arguments, overwrite=overwrite, advance=advance) as job,
-        RolloutTable(job.rows()) as table,
+        RolloutTable(job.rows() if best_of is None else verdicts.noting(job.rows())) as table,
     ):
-        good = "reward >= ? and (not truncated or ?)"
+        good = [threshold, keep_truncated]
         _count(job, table, threshold, keep_truncated)
         if best_of is None:
-            numbers = table.row_numbers(f"select row from rollouts where {good}", [threshold, keep_truncated])
+            numbers = table.row_numbers(f"select row from rollouts where {_GOOD}", good)
         else:
-            numbers = table.row_numbers(_BEST, [threshold, keep_truncated, best_of])
-            suited = table.one(f"select count(*) from rollouts where {good}", [threshold, keep_truncated])[0]
-            job.count("not_among_the_best", suited - len(numbers))
+            question = f"select task, row from rollouts where {_GOOD} order by task, reward desc, row"
+            numbers = _best(job, table.ask(question, good), verdicts, best_of)
         for _, row in pick(job.rows(), numbers):
             _write(job, row, as_format)
     if as_format == "llamafactory":
@@ -65,34 +65,46 @@ def sft(
     return job.manifest
 
 
+def _best(
+    job: DataJob, ranked: Iterable[tuple[Any, ...]], verdicts: Verdicts, best_of: int
+) -> np.ndarray[Any, Any]:
+    """The best examples of each task: a rollout that is none does not take the place of one that is."""
+    chosen = array("q")
+    for _, rollouts in groupby(ranked, key=itemgetter(0)):
+        left = best_of
+        for _, row in rollouts:
+            if reason := verdicts.reason(row):
+                job.count(reason)
+            elif left:
+                chosen.append(row)
+                left -= 1
+            else:
+                job.count("not_among_the_best")
+    return np.sort(np.asarray(chosen, dtype=np.int64))
+
+
 def _write(job: DataJob, row: Row, as_format: Format) -> None:
     value = row.value()
-    prompt, reply = prompt_of(value), reply_of(value)
-    if not prompt:
-        job.count("without_prompt")
-    elif not any(message["role"] == "assistant" for message in reply):
-        job.count("without_reply")
-    else:
-        made: dict[str, Any] = {"messages": [*prompt, *_until_last_reply(reply)]}
-        if tools := tools_of(value):
-            made["tools"] = tools
-        if as_format == "llamafactory":
-            try:
-                made = conversation_row(made)
-            except Unsuitable as reason:
-                job.count(f"llamafactory_{reason}")
-                return
-        who = {"task_id": task_of(value), "reward": reward_of(value)}
-        if KEY in value:
-            who["rollout"] = value[KEY]
-        job.write(orjson.dumps(made | who))
+    try:
+        made = _example(value, as_format)
+    except Unusable as reason:
+        job.count(str(reason))
+        return
+    who = {"task_id": task_of(value), "reward": reward_of(value)}
+    if KEY in value:
+        who["rollout"] = value[KEY]
+    job.write(orjson.dumps(made | who))
 
 
-def _until_last_reply(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What an environment said after the last reply teaches nothing."""
-    while messages and messages[-1]["role"] != "assistant":
-        messages = messages[:-1]
-    return messages
+def _example(value: dict[str, Any], as_format: Format) -> dict[str, Any]:
+    prompt, answer, tools = exchange_of(value)
+    made: dict[str, Any] = {"messages": [*prompt, *answer]} | ({"tools": tools} if tools else {})
+    if as_format == "messages":
+        return made
+    try:
+        return conversation_row(made)
+    except Unsuitable as reason:
+        raise Unusable(f"llamafactory_{reason}") from None
 
 
 def _count(job: DataJob, table: RolloutTable, threshold: float, keep_truncated: bool) -> None:

@@ -58,7 +58,7 @@ _DROPPED_ALL = {
     "tasks_outside_band": "widen --band; `rollbook data profile` shows the pass rates",
     "without_reward": "no reward is a number; `rollbook data reverify` grades stored responses",
     "without_prompt": "the rows hold no responses_create_params.input",
-    "without_reply": "the rows hold no response.output",
+    "nothing_answered": "no response.output holds text or a tool call",
 }
 # ... and, of pairs, by the first that is 0.
 _PAIRLESS = (

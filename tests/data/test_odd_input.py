@@ -159,7 +159,7 @@ def test_what_is_no_conversation_is_counted(tmp_path: Path, wrong: dict[str, Any
     made = sft([source], tmp_path / "sft.jsonl")
     assert made.rows_out == 2
     assert made.counts in ({"without_prompt": 1}, {"nothing_answered": 1})
-    assert pairs([source], tmp_path / "pairs.jsonl").rows_out == 0
+    assert pairs([source], tmp_path / "pairs.jsonl").rows_out == 1
 
 
 def test_a_repeat_too_large_to_be_one(tmp_path: Path) -> None:

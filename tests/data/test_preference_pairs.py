@@ -75,12 +75,64 @@ def test_what_cannot_be_paired_is_counted(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "r.jsonl", rows)
     manifest = pairs([source], tmp_path / "p.jsonl")
     assert [pair["task_id"] for pair in read(tmp_path / "p.jsonl")] == ["good"]
-    assert manifest.counts["prompts_differ"] == 1
-    assert manifest.counts["same_reply"] == 1
-    assert manifest.counts["without_prompt_or_reply"] == 1
-    assert manifest.counts["without_reward"] == 1
+    assert manifest.counts == {
+        "tasks": 6, "tasks_with_two_rewards": 5, "pairs_found": 2, "tasks_with_several_prompts": 1,
+        "same_reply": 1, "nothing_answered": 1, "without_reward": 1, "truncated": 1,
+    }  # fmt: skip
     pairs([source], tmp_path / "q.jsonl", keep_truncated=True)
     assert {pair["task_id"] for pair in read(tmp_path / "q.jsonl")} == {"good", "cut"}
+
+
+def test_each_prompt_of_a_task_has_pairs_of_its_own(tmp_path: Path) -> None:
+    rows = [rollout("t", place, 1.0 - place / 10, prompt="AB"[place % 2]) for place in range(4)]
+    source = write_rows(tmp_path / "r.jsonl", rows)
+    pairs([source], tmp_path / "p.jsonl", per_task=5)
+    made = read(tmp_path / "p.jsonl")
+    assert [pair["prompt"][0]["content"] for pair in made] == ["A", "B"]
+    assert [pair["chosen"][0]["content"] for pair in made] == ["t by try 0", "t by try 1"]
+    assert [pair["rejected"][0]["content"] for pair in made] == ["t by try 2", "t by try 3"]
+    assert pairs([source], tmp_path / "one.jsonl").rows_out == 1
+
+
+def test_other_tools_are_another_prompt(tmp_path: Path) -> None:
+    rows = [rollout("t", 0, 1.0), rollout("t", 1, 0.0)]
+    rows[0]["responses_create_params"]["tools"] = [{"type": "function", "name": "f"}]
+    assert pairs([write_rows(tmp_path / "r.jsonl", rows)], tmp_path / "p.jsonl").rows_out == 0
+
+
+def test_where_two_say_the_same_others_are_paired(tmp_path: Path) -> None:
+    texts = {"same": 1.0, "x": 0.9, "y": 0.1, "same ": 0.0}
+    rows = [rollout("t", 0, reward, text=text.strip()) for text, reward in texts.items()]
+    manifest = pairs([write_rows(tmp_path / "r.jsonl", rows)], tmp_path / "p.jsonl", per_task=9)
+    made = read(tmp_path / "p.jsonl")
+    assert [pair["chosen"][0]["content"] for pair in made] == ["same", "x"]
+    assert [pair["rejected"][0]["content"] for pair in made] == ["y", "same"]
+    assert manifest.counts["same_reply"] == 1
+    assert manifest.details["gap_max"] == pytest.approx(0.9)  # no gap of 1 was written
+
+
+def test_no_rollout_is_in_two_pairs_where_others_are_passed_over(tmp_path: Path) -> None:
+    rows = [rollout("t", 0, reward, text=text) for text, reward in (("x", 1.0), ("y", 0.5), ("x", 0.0))]
+    assert pairs([write_rows(tmp_path / "r.jsonl", rows)], tmp_path / "p.jsonl", per_task=9).rows_out == 1
+
+
+def test_the_same_pair_is_written_once(tmp_path: Path) -> None:
+    rows = [rollout("t", 0, 1.0, text="a"), rollout("t", 1, 0.0, text="b")]
+    source = write_rows(tmp_path / "r.jsonl", [rows[0], rows[0], rows[1], rows[1]])
+    manifest = pairs([source], tmp_path / "p.jsonl", per_task=9)
+    assert len(read(tmp_path / "p.jsonl")) == manifest.counts["same_pair_again"] == 1
+
+
+def test_a_pair_ends_with_the_replies(tmp_path: Path) -> None:
+    over = {"type": "message", "role": "user", "content": "Game over."}
+    rows = [rollout("t", 0, 1.0, output=[message("win"), over])]
+    rows += [rollout("t", 1, 0.0, output=[message("lose"), over])]
+    rows += [rollout("u", 0, 1.0, text=" "), rollout("u", 1, 0.5), rollout("u", 2, 0.0)]
+    manifest = pairs([write_rows(tmp_path / "r.jsonl", rows)], tmp_path / "p.jsonl")
+    made = read(tmp_path / "p.jsonl")
+    assert [[said["content"] for said in pair["chosen"]] for pair in made] == [["win"], ["u by try 1"]]
+    assert [[said["content"] for said in pair["rejected"]] for pair in made] == [["lose"], ["u by try 2"]]
+    assert manifest.counts["nothing_answered"] == 1
 
 
 def test_the_layout_of_llamafactory(tmp_path: Path) -> None:

@@ -132,8 +132,8 @@ def test_llamafactory_reads_conversations(tmp_path: Path, model: Path, rollouts:
 
 def test_llamafactory_reads_pairs(tmp_path: Path, model: Path, rollouts: Path) -> None:
     made = pairs([rollouts], tmp_path / "lf" / "pairs.jsonl", as_format="llamafactory")
-    # Its layout has one turn on either side, so the pairs that use tools are left out, and counted.
-    assert (made.rows_out, made.counts["llamafactory_reply_of_several_turns"]) == (6, 3)
+    # Its layout has one turn on either side, so rollouts that use tools are left out, and counted.
+    assert (made.rows_out, made.counts["llamafactory_reply_of_several_turns"]) == (6, 9)
     words = (model, tmp_path / "lf", "pairs", "rm")
     python = setup_llamafactory.ENVIRONMENT.python
     samples = run(python, "load_with_llamafactory.py", *words, cache=tmp_path)

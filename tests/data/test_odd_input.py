@@ -263,3 +263,25 @@ def test_a_task_row_has_only_what_is_the_tasks(tmp_path: Path) -> None:
     assert [line["sample"].keys() for line in values(tmp_path / "profile.jsonl")] == [
         {"responses_create_params", "answer", "hint"}
     ] * 2
+
+
+def test_a_metric_is_no_field_of_a_task_however_far_apart_the_repeats_stand(tmp_path: Path) -> None:
+    rows = [
+        row(
+            f"t{task}",
+            repeat,
+            1.0,
+            answer=7 if repeat else 7.0,
+            hint={"of": task},
+            comment=f"{task} {repeat}",
+        )
+        for repeat in range(2)
+        for task in range(20_500)
+    ]
+    for one in rows[20_500:]:
+        one["second"] = True  # a field of some repeats only
+    rl([write(tmp_path / "in.jsonl", rows)], tmp_path / "rl.jsonl")
+    made = values(tmp_path / "rl.jsonl")
+    assert len(made) == 20_500
+    numbers = {"task_id", "pass_rate", "num_rollouts", "mean_reward", "std_reward"}
+    assert made[0].keys() == numbers | {"responses_create_params", "answer", "hint"}

@@ -2,35 +2,86 @@
 
 A collector puts an environment's metrics beside what the task brought along. No name tells them apart, but
 what differs between two rollouts of one task is not the task's. Without repeats there is nothing to compare.
+Repeats may stand anywhere, so every row is looked at; what is kept of them, hashes, DuckDB puts on the disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain, islice
+import tempfile
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rollbook.data.rows import read_rows
+import duckdb
+import numpy as np
+import orjson
+import pyarrow as pa
+import xxhash
+
+from rollbook.data.rows import Row, read_rows
 from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX, task_of
 
-_LOOKED_AT = 20_000  # rows; a metric that differs does so among the first ones
+_HELD = 200_000  # values that are handed over at once
 _ROLLOUTS = frozenset(
     {KEY, ROLLOUT_INDEX, "reward", "response", "stop_reason", "num_turns", "logs", "source"}
 )
 _TASKS = frozenset({TASK_INDEX, "task_id", "id", "responses_create_params"})
+_THE_ROW = 0  # stands for no field: there is one in every row
+_DIFFERING = f"""
+    with tasks as (
+        select task, field, count(*) as times, min(value) <> max(value) as differs
+        from fields group by task, field
+    )
+    select distinct field from tasks join (select task, times as rows from tasks where field = {_THE_ROW})
+    using (task) where differs or times <> rows
+"""
 
 
 def rollout_fields(paths: Sequence[Path]) -> frozenset[str]:
     """What to leave out of a collected row to have its task."""
-    first: dict[str, dict[str, Any]] = {}
-    found: set[str] = set()
+    return _ROLLOUTS | differing_fields(paths)
+
+
+def differing_fields(paths: Sequence[Path]) -> frozenset[str]:
+    """What differs between rollouts of one task, or is not in all of them, besides what always may."""
+    with tempfile.TemporaryDirectory(prefix="rollbook-fields-") as directory, duckdb.connect() as connection:
+        connection.execute("set enable_progress_bar = false")
+        connection.execute("set memory_limit = '256MB'")
+        connection.execute(f"set temp_directory = '{directory}'")
+        connection.execute("create table fields (task ubigint, field ubigint, value ubigint)")
+        names = _note(chain.from_iterable(map(read_rows, paths)), connection)
+        found = connection.execute(_DIFFERING).fetchall()
+    return frozenset(names[number] for (number,) in found)
+
+
+def _note(rows: Iterable[Row], connection: duckdb.DuckDBPyConnection) -> list[str]:
+    """Put a hash of every value beside that of its task; the names of the fields by their numbers."""
+    numbers: dict[str, int] = {"": _THE_ROW}
+    held = array("Q")
     known = _ROLLOUTS | _TASKS
-    for row in islice(chain.from_iterable(map(read_rows, paths)), _LOOKED_AT):
+    for row in rows:
         value = row.value()
-        others = {name: inner for name, inner in value.items() if name not in known}
-        before = first.setdefault(task_of(value), others)
-        if before != others:
-            names = before.keys() | others.keys()
-            found |= {name for name in names if before.get(name, ...) != others.get(name, ...)}
-    return _ROLLOUTS | found
+        task = xxhash.xxh3_64_intdigest(task_of(value).encode(errors="surrogatepass"))
+        held.extend((task, _THE_ROW, 0))
+        for name, inner in value.items():
+            if name not in known:
+                held.extend((task, numbers.setdefault(name, len(numbers)), _hash(inner)))
+        if len(held) >= 3 * _HELD:
+            _hand_over(held, connection)
+            held = array("Q")
+    _hand_over(held, connection)
+    return list(numbers)
+
+
+def _hand_over(held: array[int], connection: duckdb.DuckDBPyConnection) -> None:
+    columns = np.asarray(held, dtype=np.uint64).reshape(-1, 3)
+    batch = pa.table({name: columns[:, place] for place, name in enumerate(("task", "field", "value"))})
+    connection.from_arrow(batch).insert_into("fields")
+
+
+def _hash(value: Any) -> int:
+    if isinstance(value, int | float):
+        return hash(value) & 0xFFFF_FFFF_FFFF_FFFF  # the same for 4 and 4.0
+    return xxhash.xxh3_64_intdigest(orjson.dumps(value, option=orjson.OPT_SORT_KEYS))

@@ -45,6 +45,49 @@ def test_several_turns_are_played_again(tmp_path: Path) -> None:
     assert manifest.counts["environment_answered_otherwise"] == 1
 
 
+def _grader(tmp_path: Path, answer: str) -> dict[str, str]:
+    (tmp_path / "own.py").write_text(
+        f"from rollbook.envs import single_turn\n\n\n@single_turn\ndef mine(task, answer):\n    {answer}\n"
+    )
+    return {"name": f"{tmp_path}/own.py:mine"}
+
+
+def test_several_messages_of_one_response_are_graded_together(tmp_path: Path) -> None:
+    env = _grader(tmp_path, "return float(answer.split() == ['let', 'me', 'see', '4'])")
+    rows = [rollout("a", 0, 1.0, output=[message("let me see"), message("4")])]
+    reverify([write_rows(tmp_path / "r.jsonl", rows)], tmp_path / "v.jsonl", env, force=True)
+    assert [row["reward"] for row in read(tmp_path / "v.jsonl")] == [1.0]
+
+
+def test_metrics_of_the_old_grading_are_kept_apart(tmp_path: Path) -> None:
+    env = _grader(tmp_path, "return {'reward': 0.5, 'correct': False}")
+    rows = [
+        rollout("a", repeat, 1.0, correct=True, strict=repeat, logs={"0": "fine"}, hint="h")
+        for repeat in range(2)
+    ]
+    reverify([write_rows(tmp_path / "r.jsonl", rows)], tmp_path / "v.jsonl", env, force=True)
+    for repeat, row in enumerate(read(tmp_path / "v.jsonl")):
+        assert row["metrics_before"] == {"correct": True, "logs": {"0": "fine"}, "strict": repeat}
+        assert (row["correct"], row["hint"], row["reward_before"]) == (False, "h", 1.0)
+        assert "strict" not in row and "logs" not in row
+    reverify([tmp_path / "v.jsonl"], tmp_path / "w.jsonl", env, force=True)
+    assert [row["metrics_before"] for row in read(tmp_path / "w.jsonl")] == [{"correct": False}] * 2
+
+
+def test_a_grader_that_grades_nothing_is_an_error_that_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = _grader(tmp_path, "raise ValueError('no such key')")
+    source = write_rows(tmp_path / "r.jsonl", [rollout("a", 0, 1.0), rollout("b", 0, 1.0)])
+    words = ["data", "reverify", str(source), "--env", f"name={env['name']}", "--force"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "-o", str(tmp_path / "v.jsonl")])
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert "not one of 2 rows could be graded" in said and "no such key" in said
+    assert not (tmp_path / "v.jsonl").exists()
+
+
 def test_who_may_not_grade_is_told_why(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "r.jsonl", [rollout("a", 0, 1.0)])
     (tmp_path / "own.py").write_text(

@@ -3,7 +3,9 @@
 Each stored reply is played to the environment as if the policy had just given it, turn by turn. That is only
 fair to an environment whose grade depends on nothing but the task and the replies, which is what `stateless`
 says; others are refused unless asked for. What the environment answered this time is compared with what it
-answered then, and every change of reward is in the report. The old reward stays in the row.
+answered then, and every change of reward is in the report. The old reward stays in the row (`reward_before`)
+and so does what the old grading measured (`metrics_before`): what the new one measures too, the logs, and
+every field that differs between rollouts of one task, which is how a metric is told from the task's fields.
 """
 
 from __future__ import annotations
@@ -19,16 +21,19 @@ import orjson
 from rollbook.data.job import DataJob, DataManifest
 from rollbook.data.rollouts import reward_of, stored_reply
 from rollbook.data.rows import Advance, Row
+from rollbook.data.task_fields import differing_fields
 from rollbook.envs.agent import EnvironmentAgent, Episode
 from rollbook.envs.agents import GYM, VERIFIERS
 from rollbook.envs.base import EnvironmentFactory, SharingFactory, Task
 from rollbook.envs.registry import environment_class, environment_factory
-from rollbook.errors import UsageError
+from rollbook.errors import RollbookError, UsageError
 from rollbook.policies.base import Completion, FailureKind, Message, Request, RolloutFailure
 from rollbook.policies.conversion import text_of, to_chat
 from rollbook.records.row_keys import KEY, repeat_of, task_of
 
-OLD_REWARD = "reward_before"
+OLD_REWARD, OLD_METRICS, _ERROR = "reward_before", "metrics_before", "reverify_error"
+_LOGS = "logs"
+_NO_METRICS = frozenset({OLD_REWARD, OLD_METRICS, _ERROR, "reward", "response", "responses_create_params"})
 _TOGETHER = 64  # rows graded at once: a judge answers over the network
 _SAME = 1e-9
 
@@ -48,9 +53,14 @@ def reverify(
     with DataJob(
         "reverify", inputs, output, arguments={"env": dict(env)}, overwrite=overwrite, advance=advance
     ) as job:
-        changes = _Changes(pass_reward)
+        changes = _Changes(pass_reward, metrics=differing_fields(job.paths) | {_LOGS})
         asyncio.run(_grade_and_close(job, make_environment, changes))
         job.manifest.details = changes.report()
+        if changes.failed and changes.failed == job.rows_in:
+            raise RollbookError(
+                f"{output}: not made, for not one of {changes.failed} rows could be graded; the first: "
+                f"{changes.first_failure}; mend that, or choose another grader"
+            )
     return job.manifest
 
 
@@ -85,8 +95,8 @@ async def _grade_all(job: DataJob, make_environment: EnvironmentFactory, changes
             if isinstance(outcome, RolloutFailure):
                 # Nothing is dropped and nothing made up: the row keeps its reward and says why.
                 job.count(f"failed_{outcome.kind}")
-                value["reverify_error"] = str(outcome)
-                changes.failed += 1
+                value[_ERROR] = str(outcome)
+                changes.fail(outcome)
             else:
                 _take_over(value, outcome, job, changes)
             job.write(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
@@ -96,7 +106,7 @@ async def _grade(
     row: Row, make_environment: EnvironmentFactory
 ) -> tuple[dict[str, Any], Episode | RolloutFailure]:
     value = row.value()
-    value.pop("reverify_error", None)
+    value.pop(_ERROR, None)
     replies = _stored_replies(value)
     if not replies:
         return value, RolloutFailure(FailureKind.BAD_ANSWER, "the row holds no reply to grade")
@@ -125,10 +135,22 @@ def _take_over(value: dict[str, Any], episode: Episode, job: DataJob, changes: _
     if told[: len(now)] != now[: len(told)]:
         job.count("environment_answered_otherwise")
     changes.add(value.get(KEY), old, episode.reward)
+    _replace_metrics(value, episode, changes.metrics)
     value[OLD_REWARD] = old
     value["reward"] = episode.reward
+
+
+def _replace_metrics(value: dict[str, Any], episode: Episode, old_names: frozenset[str]) -> None:
+    """Nothing that the old grading measured may stand beside the new reward as if it belonged to it."""
+    new: dict[str, Any] = {}
     for step in episode.steps:
-        value.update({name: number for name, number in step.metrics.items() if name != "reward"})
+        new |= {name: number for name, number in step.metrics.items() if name not in _NO_METRICS}
+    if logs := {str(step.step_idx): step.logs for step in episode.steps if step.logs}:
+        new[_LOGS] = logs
+    value.pop(OLD_METRICS, None)
+    if before := {name: value.pop(name) for name in sorted((old_names | new.keys()) & value.keys())}:
+        value[OLD_METRICS] = before
+    value |= new
 
 
 class _Replay:
@@ -151,14 +173,20 @@ def _stored_replies(value: Mapping[str, Any]) -> list[Message]:
 class _Changes:
     """What became of the rewards."""
 
-    def __init__(self, pass_reward: float) -> None:
+    def __init__(self, pass_reward: float, metrics: frozenset[str]) -> None:
         self._pass = pass_reward
+        self.metrics = frozenset(name for name in metrics - _NO_METRICS if not name.startswith("_"))
         self.failed = 0
+        self.first_failure: RolloutFailure | None = None
         self._same = self._up = self._down = self._new = 0
         self._now_pass = self._now_fail = 0
         self._before_sum = self._after_sum = 0.0
         self._compared = 0
         self._examples: list[dict[str, Any]] = []
+
+    def fail(self, failure: RolloutFailure) -> None:
+        self.failed += 1
+        self.first_failure = self.first_failure or failure
 
     def add(self, key: Any, old: float | None, new: float) -> None:
         if old is None:

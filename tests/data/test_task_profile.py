@@ -15,6 +15,7 @@ from rollbook.cli.main import main
 from rollbook.data.profile import Band, pass_at_k, profile
 from rollbook.data.rl import rl
 from rollbook.errors import UsageError
+from rollbook.records.row_keys import content_id
 from rollout_rows import read, rollout, write_rows
 
 
@@ -101,6 +102,34 @@ def test_a_band_is_a_curriculum(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"3 tasks of the rollouts are not in .*other.jsonl"):
         rl([source], tmp_path / "no.jsonl", tasks=write_rows(tmp_path / "other.jsonl", [{"id": "x"}]))
     assert not (tmp_path / "no.jsonl").exists()
+
+
+def test_pass_rates_go_to_the_tasks_by_their_own_numbers(tmp_path: Path) -> None:
+    rows = [
+        {"_ng_task_index": index, "_ng_rollout_index": 0, "reward": reward}
+        for index, reward in ((0, 1), (1, 0))
+    ]
+    tasks = [{"_ng_task_index": 1, "question": "hard"}, {"_ng_task_index": 0, "question": "easy"}]
+    listed = write_rows(tmp_path / "tasks.jsonl", tasks)
+    rl([write_rows(tmp_path / "r.jsonl", rows)], tmp_path / "rl.jsonl", tasks=listed)
+    made = {row["question"]: row["pass_rate"] for row in read(tmp_path / "rl.jsonl")}
+    assert made == {"hard": 0.0, "easy": 1.0}
+
+
+def test_tasks_that_say_the_same_have_their_own_pass_rates(tmp_path: Path) -> None:
+    task = {"responses_create_params": {"input": "1 + 1?"}}
+    name = content_id(task)
+    rows = [rollout(f"{name}{end}", 0, reward) for end, reward in (("", 1.0), ("~2", 0.0))]
+    listed = write_rows(tmp_path / "tasks.jsonl", [task, task])
+    rl([write_rows(tmp_path / "r.jsonl", rows)], tmp_path / "rl.jsonl", tasks=listed)
+    assert [row["pass_rate"] for row in read(tmp_path / "rl.jsonl")] == [1.0, 0.0]
+
+
+def test_one_task_under_two_names_is_refused(tmp_path: Path) -> None:
+    rows = [rollout("a", 0, 1.0), {"_ng_task_index": 0, "reward": 0.0}]
+    listed = write_rows(tmp_path / "tasks.jsonl", [{"id": "a"}])
+    with pytest.raises(UsageError, match="a and index-0 of the rollouts are the same task"):
+        rl([write_rows(tmp_path / "r.jsonl", rows)], tmp_path / "rl.jsonl", tasks=listed)
 
 
 @pytest.mark.parametrize("text", ["5", "0.5", "0.9..0.1", "a..b", "-1..1"])

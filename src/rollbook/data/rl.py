@@ -8,19 +8,19 @@ curriculum: neither hopeless nor solved.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from rollbook.data.coverage import TaskList
 from rollbook.data.job import DataJob, DataManifest
 from rollbook.data.profile import Band, TaskProfile, task_profiles
 from rollbook.data.rows import Advance, read_rows
 from rollbook.data.table import RolloutTable, pick
 from rollbook.data.task_fields import rollout_fields
 from rollbook.errors import UsageError
-from rollbook.records.row_keys import input_id
+from rollbook.records.row_keys import KEY, key_of
 
 PASSES_OVER_INPUT = 2
 
@@ -55,20 +55,28 @@ def rl(
 
 def _join(job: DataJob, table: RolloutTable, tasks: Path, pass_reward: float, band: Band | None) -> None:
     """The rows of the task file in their order; the profiles of a file's tasks fit in memory."""
-    profiles = {task.task_id: task for task in task_profiles(table, pass_reward)}
-    for number, row in enumerate(read_rows(tasks)):
-        value = row.value()
-        task = profiles.pop(input_id(value), None) or profiles.pop(f"index-{number}", None)
-        if task is None:
-            job.count("tasks_without_rollouts")
-        else:
-            _write(job, value, task, band)
-    if profiles:
-        shown = ", ".join(islice(profiles, 3))
+    listed = TaskList(tasks, repeats=1)
+    profiles: dict[int, TaskProfile] = {}
+    unknown: list[str] = []
+    for task in task_profiles(table, pass_reward):
+        place = listed.place_of({KEY: key_of(task.task_id, 0)})
+        if place is None:
+            unknown.append(task.task_id)
+        elif (other := profiles.setdefault(place[0], task)) is not task:
+            raise UsageError(
+                f"{other.task_id} and {task.task_id} of the rollouts are the same task of {tasks}; "
+                "give rollouts of one collector at a time"
+            )
+    if unknown:
         raise UsageError(
-            f"{len(profiles)} tasks of the rollouts are not in {tasks} (among them {shown}); "
+            f"{len(unknown)} tasks of the rollouts are not in {tasks} (among them {', '.join(unknown[:3])}); "
             "give the file they were collected from, or leave out --tasks"
         )
+    for number, row in enumerate(read_rows(tasks)):
+        if number in profiles:
+            _write(job, row.value(), profiles[number], band)
+        else:
+            job.count("tasks_without_rollouts")
 
 
 def _write(job: DataJob, row: dict[str, Any], task: TaskProfile, band: Band | None) -> None:

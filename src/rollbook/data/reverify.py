@@ -58,8 +58,8 @@ def reverify(
         job.manifest.details = changes.report()
         if changes.failed and changes.failed == job.rows_in:
             raise RollbookError(
-                f"{output}: not made, for not one of {changes.failed} rows could be graded; the first: "
-                f"{changes.first_failure}; mend that, or choose another grader"
+                f"{output}: not made, for not one of {changes.failed} rows could be graded: "
+                f"{'; '.join(changes.first_failures.values())}; mend that, or choose another grader"
             )
     return job.manifest
 
@@ -177,7 +177,7 @@ class _Changes:
         self._pass = pass_reward
         self.metrics = frozenset(name for name in metrics - _NO_METRICS if not name.startswith("_"))
         self.failed = 0
-        self.first_failure: RolloutFailure | None = None
+        self.first_failures: dict[FailureKind, str] = {}
         self._same = self._up = self._down = self._new = 0
         self._now_pass = self._now_fail = 0
         self._before_sum = self._after_sum = 0.0
@@ -186,7 +186,7 @@ class _Changes:
 
     def fail(self, failure: RolloutFailure) -> None:
         self.failed += 1
-        self.first_failure = self.first_failure or failure
+        self.first_failures.setdefault(failure.kind, str(failure))
 
     def add(self, key: Any, old: float | None, new: float) -> None:
         if old is None:

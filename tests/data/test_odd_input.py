@@ -162,6 +162,48 @@ def test_what_is_no_conversation_is_counted(tmp_path: Path, wrong: dict[str, Any
     assert pairs([source], tmp_path / "pairs.jsonl").rows_out == 1
 
 
+@pytest.mark.parametrize(
+    "tools", [["text"], "text", [{"type": "function", "function": "f"}], [{"name": "f", "parameters": "p"}]]
+)
+@pytest.mark.parametrize("as_format", ["messages", "llamafactory"])
+def test_tools_that_are_none_are_counted(tmp_path: Path, tools: Any, as_format: Any) -> None:
+    rows = [row("a", 0, 1.0), row("a", 1, 0.0)]
+    rows[0]["responses_create_params"]["tools"] = tools
+    source = write(tmp_path / "in.jsonl", rows)
+    made = sft([source], tmp_path / "sft.jsonl", as_format=as_format)
+    assert (made.rows_out, made.counts) == (1, {"unreadable_tools": 1})
+    assert pairs([source], tmp_path / "pairs.jsonl").counts["unreadable_tools"] == 1
+
+
+@pytest.mark.parametrize("calls", [["text"], 5, [{"function": "f"}]])
+def test_calls_in_a_prompt_that_are_none_are_counted(tmp_path: Path, calls: Any) -> None:
+    wrong = row("a", 0, 1.0)
+    wrong["responses_create_params"]["input"].append({"role": "assistant", "tool_calls": calls})
+    made = sft([write(tmp_path / "in.jsonl", [wrong])], tmp_path / "sft.jsonl")
+    assert made.counts == {"without_prompt": 1}
+
+
+@pytest.mark.parametrize("arguments", ['{"n": 123456789012345678901234567890}', '{"n": "\\ud800"}'])
+def test_arguments_that_cannot_be_written_again_stay_text(tmp_path: Path, arguments: str) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
+    source = write(tmp_path / "in.jsonl", [row("a", 0, 1.0, response={"output": [call]})])
+    sft([source], tmp_path / "sft.jsonl")
+    (made,) = values(tmp_path / "sft.jsonl")
+    assert made["messages"][-1]["tool_calls"][0]["function"]["arguments"] == arguments
+
+
+@pytest.mark.parametrize("tokens", [2**63, -1, True])
+def test_a_count_of_tokens_that_is_none_is_missing(tmp_path: Path, tokens: int) -> None:
+    usage = {"input_tokens": tokens, "output_tokens": 5}
+    odd = row("a", 0, 1.0)
+    odd["response"]["usage"] = usage
+    source = write(tmp_path / "in.jsonl", [odd])
+    assert sft([source], tmp_path / "sft.jsonl").rows_out == 1
+    profile([source], tmp_path / "profile.jsonl")
+    (line,) = values(tmp_path / "profile.jsonl")
+    assert (line["mean/input_tokens"], line["mean/output_tokens"]) == (None, 5)
+
+
 def test_a_repeat_too_large_to_be_one(tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", [row("a", 10**30, 1.0), {"_ng_rollout_index": True, "id": "b"}])
     assert profile([source], None).details["tasks"] == 2

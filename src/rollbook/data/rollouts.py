@@ -10,11 +10,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import orjson
+
 from rollbook.data.numbers import as_number
 from rollbook.policies.base import Message
 from rollbook.policies.conversion import chat_tools, one_reply, to_chat
 
 Value = dict[str, Any]
+_COUNTS = range(2**63)  # of tokens: what every reader takes for a whole number
 
 
 class Unusable(Exception):
@@ -92,7 +95,11 @@ def tools_of(row: Mapping[str, Any]) -> list[Value]:
     tools = params.get("tools") if isinstance(params, Mapping) else None
     if not tools and isinstance(response := row.get("response"), Mapping):
         tools = response.get("tools")
-    return chat_tools(tools) if isinstance(tools, list) else []
+    if not tools:
+        return []
+    if not isinstance(tools, list) or not all(map(_is_tool, tools)):
+        raise Unusable("unreadable_tools")
+    return chat_tools(tools)
 
 
 def with_objects(messages: Sequence[Message]) -> list[Message]:
@@ -106,7 +113,8 @@ def with_objects(messages: Sequence[Message]) -> list[Message]:
             if isinstance(function, dict) and isinstance(function.get("arguments"), str):
                 try:
                     parsed = json.loads(function["arguments"])
-                except ValueError:
+                    orjson.dumps(parsed)
+                except (ValueError, TypeError, RecursionError):  # or what cannot be written again
                     continue
                 if isinstance(parsed, dict):
                     function["arguments"] = parsed
@@ -131,7 +139,9 @@ def _chat(items: Any, instructions: Any = None) -> list[Message]:
     if not isinstance(items, list | str) or not items:
         return []
     try:
-        return to_chat(items, instructions)
+        messages = to_chat(items, instructions)
+        calls = [call for message in messages for call in message.get("tool_calls") or ()]
+        return messages if all(isinstance(call.get("function") or {}, dict) for call in calls) else []
     except (TypeError, KeyError, AttributeError, ValueError):  # an item that is no message
         return []
 
@@ -141,4 +151,9 @@ def _usage(row: Mapping[str, Any]) -> dict[str, int]:
     usage = response.get("usage") if isinstance(response, Mapping) else None
     if not isinstance(usage, Mapping):
         return {}
-    return {key: value for key, value in usage.items() if isinstance(value, int)}
+    return {key: value for key, value in usage.items() if type(value) is int and value in _COUNTS}
+
+
+def _is_tool(tool: Any) -> bool:
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("parameters") or {}, Mapping)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rollbook.cli.main import main
+from rollbook.data.pairs import pairs
 from rollbook.data.sft import sft
+from rollbook.errors import BadFileError
 from rollout_rows import message, read, rollout, tool_use, write_rows
 
 
@@ -141,6 +144,34 @@ def test_the_layout_of_llamafactory_drops_only_what_it_must_and_says_so(tmp_path
     assert info["train"]["tags"]["observation_tag"] == "observation"
     sft([tmp_path / "r.jsonl"], tmp_path / "lf" / "more.jsonl", as_format="llamafactory")
     assert set(json.loads((tmp_path / "lf" / "dataset_info.json").read_text())) == {"train", "more"}
+
+
+@pytest.mark.parametrize("bad", ["{", "[]"])
+@pytest.mark.parametrize("make", [sft, pairs])
+def test_a_bad_list_of_datasets_is_refused_before_anything_is_written(
+    tmp_path: Path, bad: str, make: Callable[..., object]
+) -> None:
+    source = write_rows(tmp_path / "r.jsonl", [rollout("a", 0, 1.0), rollout("a", 1, 0.0)])
+    info = tmp_path / "dataset_info.json"
+    info.write_text(bad)
+    with pytest.raises(BadFileError, match="mend or remove it"):
+        make([source], tmp_path / "out.jsonl", as_format="llamafactory")
+    info.unlink()
+    make([source], tmp_path / "out.jsonl", as_format="llamafactory")
+    assert set(json.loads(info.read_text())) == {"out"}
+
+
+@pytest.mark.parametrize("make", [sft, pairs])
+def test_a_dataset_without_rows_is_not_listed(tmp_path: Path, make: Callable[..., object]) -> None:
+    full = write_rows(tmp_path / "r.jsonl", [rollout("a", 0, 1.0), rollout("a", 1, 0.0)])
+    none = write_rows(tmp_path / "none.jsonl", [rollout("a", 0, None)])
+    info = tmp_path / "lf" / "dataset_info.json"
+    make([none], tmp_path / "lf" / "one.jsonl", as_format="llamafactory")
+    assert not info.exists()
+    for name in ("one", "two"):
+        make([full], tmp_path / "lf" / f"{name}.jsonl", as_format="llamafactory", overwrite=True)
+    make([none], tmp_path / "lf" / "one.jsonl", as_format="llamafactory", overwrite=True)
+    assert set(json.loads(info.read_text())) == {"two"}
 
 
 def test_sft_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,8 +79,10 @@ def preference_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_unreadable(data_file: Path) -> None:
+    """Before there is any work to lose: a file it cannot read, or that could not be listed."""
     if data_file.suffix not in _READABLE:
         raise UsageError(f"{data_file}: LLaMA-Factory reads {' and '.join(_READABLE)}; choose such an ending")
+    _known(data_file.with_name(DATASET_INFO))
 
 
 def register(data_file: Path, entry: DatasetEntry) -> str:
@@ -95,6 +97,28 @@ def register(data_file: Path, entry: DatasetEntry) -> str:
     finally:
         lock.release()
     return name
+
+
+def list_dataset(data_file: Path, entry: DatasetEntry, rows: int) -> None:
+    """Register it if there is something in it: its loader fails on a dataset without rows."""
+    if rows:
+        register(data_file, entry)
+    else:
+        _remove(data_file)
+
+
+def _remove(data_file: Path) -> None:
+    """The entry of an earlier file of this name, which had rows."""
+    path = data_file.with_name(DATASET_INFO)
+    name = dataset_name(data_file)
+    if name not in _known(path):
+        return
+    lock = _lock(path)
+    try:
+        left = {other: entry for other, entry in _known(path).items() if other != name}
+        write_atomic(path, orjson.dumps(left, option=orjson.OPT_INDENT_2) + b"\n")
+    finally:
+        lock.release()
 
 
 def dataset_name(data_file: Path) -> str:
@@ -118,7 +142,7 @@ def _lock(path: Path) -> FileLock:
 def _known(path: Path) -> dict[str, Any]:
     try:
         known = orjson.loads(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the output says so itself
         return {}
     except ValueError as error:
         raise BadFileError(path, f"is not JSON: {error}; mend or remove it") from error

@@ -22,7 +22,13 @@ import orjson
 import xxhash
 
 from rollbook.data.job import DataJob, DataManifest
-from rollbook.data.llamafactory import DatasetEntry, Unsuitable, preference_row, refuse_unreadable, register
+from rollbook.data.llamafactory import (
+    DatasetEntry,
+    Unsuitable,
+    list_dataset,
+    preference_row,
+    refuse_unreadable,
+)
 from rollbook.data.rollouts import Exchange, Unusable, exchange_of, reward_of
 from rollbook.data.rows import Advance
 from rollbook.data.table import RolloutTable, Spool, pick
@@ -79,7 +85,7 @@ def pairs(
             "gap_max": max(gaps, default=None),
         }
     if as_format == "llamafactory":
-        register(output, DatasetEntry(ranking=True))
+        list_dataset(output, DatasetEntry(ranking=True), job.manifest.rows_out)
     return job.manifest
 
 

@@ -17,7 +17,13 @@ import numpy as np
 import orjson
 
 from rollbook.data.job import DataJob, DataManifest
-from rollbook.data.llamafactory import DatasetEntry, Unsuitable, conversation_row, refuse_unreadable, register
+from rollbook.data.llamafactory import (
+    DatasetEntry,
+    Unsuitable,
+    conversation_row,
+    list_dataset,
+    refuse_unreadable,
+)
 from rollbook.data.rollouts import Unusable, exchange_of, reward_of
 from rollbook.data.rows import Advance, Row
 from rollbook.data.table import RolloutTable, pick
@@ -61,7 +67,7 @@ def sft(
         for _, row in pick(job.rows(), numbers):
             _write(job, row, as_format)
     if as_format == "llamafactory":
-        register(output, DatasetEntry())
+        list_dataset(output, DatasetEntry(), job.manifest.rows_out)
     return job.manifest
 
 

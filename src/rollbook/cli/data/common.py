@@ -63,7 +63,10 @@ _DROPPED_ALL = {
 # ... and, of pairs, by the first that is 0.
 _PAIRLESS = (
     ("tasks_with_two_rewards", "no task has two rewards; collect with num_repeats=2 or more"),
-    ("pairs_found", "no rewards of one task lie that far apart; lower --min-gap, or see --keep-truncated"),
+    (
+        "pairs_found",
+        "no usable answers to one prompt lie that far apart; lower --min-gap, or see --keep-truncated",
+    ),
 )
 
 

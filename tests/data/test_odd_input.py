@@ -292,7 +292,7 @@ def test_a_dataset_without_rows_is_said_aloud(
 
 def test_a_task_row_has_only_what_is_the_tasks(tmp_path: Path) -> None:
     rows = [
-        row(task, repeat, 1.0, correct=repeat == 0, answer=7, length=repeat, hint=task)
+        row(task, repeat, 1.0, correct=repeat == 0, answer=7, length=repeat - 2, hint=task)
         for task in "ab"
         for repeat in range(2)
     ]

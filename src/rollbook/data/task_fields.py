@@ -82,6 +82,8 @@ def _hand_over(held: array[int], connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def _hash(value: Any) -> int:
-    if isinstance(value, int | float):
-        return hash(value) & 0xFFFF_FFFF_FFFF_FFFF  # the same for 4 and 4.0
-    return xxhash.xxh3_64_intdigest(orjson.dumps(value, option=orjson.OPT_SORT_KEYS))
+    """The same for 4 and 4.0, as two collectors may write it."""
+    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
+        value = int(value)
+    data = b"%d" % value if isinstance(value, int) else orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    return xxhash.xxh3_64_intdigest(data)

@@ -327,3 +327,10 @@ def test_a_metric_is_no_field_of_a_task_however_far_apart_the_repeats_stand(tmp_
     assert len(made) == 20_500
     numbers = {"task_id", "pass_rate", "num_rollouts", "mean_reward", "std_reward"}
     assert made[0].keys() == numbers | {"responses_create_params", "answer", "hint"}
+
+
+@pytest.mark.parametrize("index", [True, 1 << 63, "3"])
+def test_an_index_that_is_none_is_none(tmp_path: Path, index: Any) -> None:
+    source = write(tmp_path / "in.jsonl", [{**row("a", 0, 1.0), "_ng_task_index": index}])
+    assert profile([source], tmp_path / "out.jsonl").rows_out == 1
+    assert "_ng_task_index" not in orjson.loads((tmp_path / "out.jsonl").read_bytes())

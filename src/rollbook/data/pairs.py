@@ -31,6 +31,7 @@ from rollbook.data.llamafactory import (
 )
 from rollbook.data.rollouts import Exchange, Unusable, exchange_of, reward_of
 from rollbook.data.rows import Advance
+from rollbook.data.scratch import scratch_beside
 from rollbook.data.table import RolloutTable, Spool, pick
 from rollbook.data.verdicts import Verdicts
 from rollbook.records.row_keys import task_of
@@ -71,11 +72,12 @@ def pairs(
     answers = _Answers(as_format)
     with (
         DataJob("pairs", inputs, output, arguments=arguments, overwrite=overwrite, advance=advance) as job,
-        RolloutTable(answers.verdicts.noting(job.rows())) as table,
+        scratch_beside(output) as directory,
+        RolloutTable(job.rows(), directory, answers.verdicts.note) as table,
     ):
         ranked = table.ask(_RANKED, [keep_truncated])
         chosen = _choose(job, ranked, answers, _Wanted(min_gap, per_task))
-        for better, worse in _contents(job, chosen):
+        for better, worse in _contents(job, chosen, directory):
             _write_pair(job, better, worse, as_format)
         _count(job, table, len(chosen), keep_truncated)
         gaps = [pair.gap for pair in chosen]
@@ -175,10 +177,12 @@ def _match(job: DataJob, ranked: Sequence[_Candidate], wanted: _Wanted) -> list[
     return list(made.values())
 
 
-def _contents(job: DataJob, chosen: Sequence[Pair]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _contents(
+    job: DataJob, chosen: Sequence[Pair], directory: Path
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Both rows of every pair, by a second pass that keeps only them, on the disk."""
     numbers = np.unique(np.array([place for pair in chosen for place in pair[:2]], dtype=np.int64))
-    spool = Spool()
+    spool = Spool(directory)
     try:
         for number, row in pick(job.rows(), numbers):
             spool.put(number, row)

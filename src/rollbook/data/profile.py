@@ -19,8 +19,9 @@ import orjson
 from rollbook.data.coverage import Planned, planned_by
 from rollbook.data.job import DataJob, DataManifest
 from rollbook.data.rows import Advance
+from rollbook.data.scratch import scratch_beside
 from rollbook.data.table import RolloutTable, pick
-from rollbook.data.task_fields import rollout_fields
+from rollbook.data.task_fields import TaskFields
 from rollbook.errors import UsageError
 from rollbook.records.row_keys import TASK_INDEX
 
@@ -105,7 +106,9 @@ def profile(
     arguments = {"pass_reward": pass_reward, "k": list(ks), "band": list(band) if band else None}
     with (
         DataJob("profile", inputs, output, arguments=arguments, overwrite=overwrite, advance=advance) as job,
-        RolloutTable(job.rows()) as table,
+        scratch_beside(output) as directory,
+        TaskFields(directory) as fields,
+        RolloutTable(job.rows(), directory, fields.note if output is not None else None) as table,
     ):
         ks = ks or _powers_of_two(table)
         summary = _Summary(ks)
@@ -113,7 +116,7 @@ def profile(
         first = table.row_numbers("select min(row) from rollouts group by task")
         # Both come in the order in which the tasks first appear, so neither has to be held.
         samples = pick(job.rows(), first) if output is not None else repeat(None)
-        not_the_tasks = rollout_fields(job.paths) if output is not None else frozenset()
+        not_the_tasks = fields.of_rollouts()
         for task, sample in zip(task_profiles(table, pass_reward), samples, strict=False):
             summary.add(task)
             if not task.is_in(band):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ import orjson
 
 from rollbook.data.job import DataJob, DataManifest
 from rollbook.data.rollouts import reward_of, stored_reply
-from rollbook.data.rows import Advance, Row
-from rollbook.data.task_fields import differing_fields
+from rollbook.data.rows import Advance, Row, read_rows
+from rollbook.data.scratch import scratch_beside
+from rollbook.data.task_fields import TaskFields
 from rollbook.envs.agent import EnvironmentAgent, Episode
 from rollbook.envs.agents import GYM, VERIFIERS
 from rollbook.envs.base import EnvironmentFactory, SharingFactory, Task
@@ -53,7 +54,7 @@ def reverify(
     with DataJob(
         "reverify", inputs, output, arguments={"env": dict(env)}, overwrite=overwrite, advance=advance
     ) as job:
-        changes = _Changes(pass_reward, metrics=differing_fields(job.paths) | {_LOGS})
+        changes = _Changes(pass_reward, metrics=_differing_fields(job.paths, output) | {_LOGS})
         asyncio.run(_grade_and_close(job, make_environment, changes))
         job.manifest.details = changes.report()
         if changes.failed and changes.failed == job.rows_in:
@@ -62,6 +63,13 @@ def reverify(
                 f"{'; '.join(changes.first_failures.values())}; mend that, or choose another grader"
             )
     return job.manifest
+
+
+def _differing_fields(paths: Sequence[Path], output: Path) -> frozenset[str]:
+    with scratch_beside(output) as directory, TaskFields(directory) as fields:
+        for row in chain.from_iterable(map(read_rows, paths)):
+            fields.note(task_of(value := row.value()), value)
+        return fields.differing()
 
 
 def _graders(env: Mapping[str, Any], force: bool) -> EnvironmentFactory:

@@ -17,8 +17,9 @@ from rollbook.data.coverage import TaskList
 from rollbook.data.job import DataJob, DataManifest
 from rollbook.data.profile import Band, TaskProfile, task_profiles
 from rollbook.data.rows import Advance, read_rows
+from rollbook.data.scratch import scratch_beside
 from rollbook.data.table import RolloutTable, pick
-from rollbook.data.task_fields import rollout_fields
+from rollbook.data.task_fields import TaskFields
 from rollbook.errors import UsageError
 from rollbook.records.row_keys import KEY, key_of
 
@@ -39,12 +40,14 @@ def rl(
     arguments["band"] = list(band) if band else None
     with (
         DataJob("rl", inputs, output, arguments=arguments, overwrite=overwrite, advance=advance) as job,
-        RolloutTable(job.rows()) as table,
+        scratch_beside(output) as directory,
+        TaskFields(directory) as fields,
+        RolloutTable(job.rows(), directory, fields.note if tasks is None else None) as table,
     ):
         if tasks is None:
             first = table.row_numbers("select min(row) from rollouts group by task")
             found = zip(task_profiles(table, pass_reward), pick(job.rows(), first), strict=False)
-            not_the_tasks = rollout_fields(job.paths)
+            not_the_tasks = fields.of_rollouts()
             for task, (_, row) in found:
                 own = {key: value for key, value in row.value().items() if key not in not_the_tasks}
                 _write(job, own, task, band)

@@ -11,8 +11,12 @@ from rollbook.errors import WriteError
 
 
 @contextmanager
-def scratch_beside(output: Path) -> Iterator[Path]:
+def scratch_beside(output: Path | None) -> Iterator[Path]:
     """On the disk that has room for the output, since a temporary directory may be memory."""
+    if output is None:
+        with tempfile.TemporaryDirectory(prefix="rollbook-") as directory:
+            yield Path(directory)
+        return
     try:
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as directory:
             yield Path(directory)

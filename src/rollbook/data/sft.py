@@ -26,6 +26,7 @@ from rollbook.data.llamafactory import (
 )
 from rollbook.data.rollouts import Unusable, exchange_of, reward_of
 from rollbook.data.rows import Advance, Row
+from rollbook.data.scratch import scratch_beside
 from rollbook.data.table import RolloutTable, pick
 from rollbook.data.verdicts import Verdicts
 from rollbook.records.row_keys import KEY, task_of
@@ -55,7 +56,8 @@ def sft(
     verdicts = Verdicts(lambda value: _example(value, as_format))
     with (
         DataJob("sft", inputs, output, arguments=arguments, overwrite=overwrite, advance=advance) as job,
-        RolloutTable(job.rows() if best_of is None else verdicts.noting(job.rows())) as table,
+        scratch_beside(output) as directory,
+        RolloutTable(job.rows(), directory, None if best_of is None else verdicts.note) as table,
     ):
         good = [threshold, keep_truncated]
         _count(job, table, threshold, keep_truncated)

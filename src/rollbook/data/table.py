@@ -7,11 +7,10 @@ disk; a question to the table then names the rows that matter, and a second pass
 
 from __future__ import annotations
 
-import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 import numpy as np
@@ -20,6 +19,8 @@ import pyarrow as pa
 from rollbook.data.rollouts import input_tokens_of, is_truncated, output_tokens_of, reward_of
 from rollbook.data.rows import Row
 from rollbook.records.row_keys import TASK_INDEX, repeat_of, task_of
+
+Note = Callable[[str, dict[str, Any]], None]  # told the task and the value of a row
 
 _BATCH = 20_000
 _SCHEMA = pa.schema(
@@ -37,14 +38,15 @@ _SCHEMA = pa.schema(
 
 
 class RolloutTable:
-    """Use as a context manager: its temporary files go with it."""
+    """Use as a context manager."""
 
-    def __init__(self, rows: Iterable[Row], *, memory: str = "512MB") -> None:
-        self._directory = tempfile.mkdtemp(prefix="rollbook-table-")
+    def __init__(self, rows: Iterable[Row], directory: Path, note: Note | None = None) -> None:
+        """What does not fit into memory goes to the directory; `note` is shown every row on the way."""
+        self._note = note
         self._connection = duckdb.connect(":memory:")
         self._connection.execute("set enable_progress_bar = false")  # it would draw into our output
-        self._connection.execute(f"set memory_limit = '{memory}'")
-        self._connection.execute(f"set temp_directory = '{self._directory}'")  # what does not fit goes there
+        self._connection.execute("set memory_limit = '512MB'")
+        self._connection.execute("set temp_directory = ?", [str(directory)])
         empty = _SCHEMA.empty_table()
         self._connection.from_arrow(empty).create("rollouts")
         try:
@@ -69,7 +71,6 @@ class RolloutTable:
 
     def close(self) -> None:
         self._connection.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
 
     def __enter__(self) -> RolloutTable:
         return self
@@ -80,8 +81,12 @@ class RolloutTable:
     def _fill(self, rows: Iterable[Row]) -> None:
         columns: list[list[Any]] = [[] for _ in _SCHEMA]
         for number, row in enumerate(rows):
-            for column, value in zip(columns, _line(number, row), strict=True):
-                column.append(value)
+            value = row.value()
+            line = _line(number, value)
+            if self._note is not None:
+                self._note(line.task, value)
+            for column, cell in zip(columns, line, strict=True):
+                column.append(cell)
             if len(columns[0]) == _BATCH:
                 self._insert(columns)
                 columns = [[] for _ in _SCHEMA]
@@ -108,8 +113,8 @@ def pick(rows: Iterable[Row], numbers: np.ndarray[Any, Any]) -> Iterator[tuple[i
 class Spool:
     """Chosen rows kept on the disk, to be taken out in any order."""
 
-    def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="rollbook-spool-")  # noqa: SIM115
+    def __init__(self, directory: Path) -> None:
+        self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115
         self._places: dict[int, tuple[int, int, Path, int]] = {}
 
     def put(self, number: int, row: Row) -> None:
@@ -125,16 +130,29 @@ class Spool:
         self._file.close()
 
 
-def _line(number: int, row: Row) -> tuple[Any, ...]:
-    value = row.value()
+class _Line(NamedTuple):
+    """As in the schema."""
+
+    row: int
+    task: str
+    repeat: int | None
+    task_index: int | None
+    reward: float | None
+    input_tokens: int | None
+    output_tokens: int | None
+    truncated: bool
+
+
+def _line(number: int, value: dict[str, Any]) -> _Line:
     index = value.get(TASK_INDEX)
-    return (
-        number,
-        task_of(value),
-        repeat_of(value),
-        index if isinstance(index, int) else None,
-        reward_of(value),
-        input_tokens_of(value),
-        output_tokens_of(value),
-        is_truncated(value),
+    is_index = isinstance(index, int) and not isinstance(index, bool) and abs(index) < 1 << 63
+    return _Line(
+        row=number,
+        task=task_of(value),
+        repeat=repeat_of(value),
+        task_index=index if is_index else None,
+        reward=reward_of(value),
+        input_tokens=input_tokens_of(value),
+        output_tokens=output_tokens_of(value),
+        truncated=is_truncated(value),
     )

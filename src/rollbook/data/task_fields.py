@@ -7,10 +7,7 @@ Repeats may stand anywhere, so every row is looked at; what is kept of them, has
 
 from __future__ import annotations
 
-import tempfile
 from array import array
-from collections.abc import Iterable, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +17,14 @@ import orjson
 import pyarrow as pa
 import xxhash
 
-from rollbook.data.rows import Row, read_rows
-from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX, task_of
+from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX
 
 _HELD = 200_000  # values that are handed over at once
 _ROLLOUTS = frozenset(
     {KEY, ROLLOUT_INDEX, "reward", "response", "stop_reason", "num_turns", "logs", "source"}
 )
 _TASKS = frozenset({TASK_INDEX, "task_id", "id", "responses_create_params"})
+_KNOWN = _ROLLOUTS | _TASKS
 _THE_ROW = 0  # stands for no field: there is one in every row
 _DIFFERING = f"""
     with tasks as (
@@ -39,46 +36,50 @@ _DIFFERING = f"""
 """
 
 
-def rollout_fields(paths: Sequence[Path]) -> frozenset[str]:
-    """What to leave out of a collected row to have its task."""
-    return _ROLLOUTS | differing_fields(paths)
+class TaskFields:
+    """Shown every row's task and value, it knows at the end which fields belong to rollouts."""
 
+    def __init__(self, directory: Path) -> None:
+        """What does not fit into memory goes to the directory."""
+        self._numbers: dict[str, int] = {"": _THE_ROW}
+        self._held = array("Q")
+        self._connection = duckdb.connect()
+        self._connection.execute("set enable_progress_bar = false")
+        self._connection.execute("set memory_limit = '256MB'")
+        self._connection.execute("set temp_directory = ?", [str(directory)])
+        self._connection.execute("create table fields (task ubigint, field ubigint, value ubigint)")
 
-def differing_fields(paths: Sequence[Path]) -> frozenset[str]:
-    """What differs between rollouts of one task, or is not in all of them, besides what always may."""
-    with tempfile.TemporaryDirectory(prefix="rollbook-fields-") as directory, duckdb.connect() as connection:
-        connection.execute("set enable_progress_bar = false")
-        connection.execute("set memory_limit = '256MB'")
-        connection.execute(f"set temp_directory = '{directory}'")
-        connection.execute("create table fields (task ubigint, field ubigint, value ubigint)")
-        names = _note(chain.from_iterable(map(read_rows, paths)), connection)
-        found = connection.execute(_DIFFERING).fetchall()
-    return frozenset(names[number] for (number,) in found)
+    def note(self, task: str, row: dict[str, Any]) -> None:
+        """Keep a hash of every value beside that of its task."""
+        who = xxhash.xxh3_64_intdigest(task.encode(errors="surrogatepass"))
+        self._held.extend((who, _THE_ROW, 0))
+        for name, value in row.items():
+            if name not in _KNOWN:
+                self._held.extend((who, self._numbers.setdefault(name, len(self._numbers)), _hash(value)))
+        if len(self._held) >= 3 * _HELD:
+            self._hand_over()
 
+    def differing(self) -> frozenset[str]:
+        """What differs between rollouts of one task, or is not in all of them, besides what always may."""
+        self._hand_over()
+        names = list(self._numbers)
+        return frozenset(names[number] for (number,) in self._connection.execute(_DIFFERING).fetchall())
 
-def _note(rows: Iterable[Row], connection: duckdb.DuckDBPyConnection) -> list[str]:
-    """Put a hash of every value beside that of its task; the names of the fields by their numbers."""
-    numbers: dict[str, int] = {"": _THE_ROW}
-    held = array("Q")
-    known = _ROLLOUTS | _TASKS
-    for row in rows:
-        value = row.value()
-        task = xxhash.xxh3_64_intdigest(task_of(value).encode(errors="surrogatepass"))
-        held.extend((task, _THE_ROW, 0))
-        for name, inner in value.items():
-            if name not in known:
-                held.extend((task, numbers.setdefault(name, len(numbers)), _hash(inner)))
-        if len(held) >= 3 * _HELD:
-            _hand_over(held, connection)
-            held = array("Q")
-    _hand_over(held, connection)
-    return list(numbers)
+    def of_rollouts(self) -> frozenset[str]:
+        """What to leave out of a collected row to have its task."""
+        return _ROLLOUTS | self.differing()
 
+    def __enter__(self) -> TaskFields:
+        return self
 
-def _hand_over(held: array[int], connection: duckdb.DuckDBPyConnection) -> None:
-    columns = np.asarray(held, dtype=np.uint64).reshape(-1, 3)
-    batch = pa.table({name: columns[:, place] for place, name in enumerate(("task", "field", "value"))})
-    connection.from_arrow(batch).insert_into("fields")
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def _hand_over(self) -> None:
+        columns = np.asarray(self._held, dtype=np.uint64).reshape(-1, 3)
+        batch = pa.table({name: columns[:, place] for place, name in enumerate(("task", "field", "value"))})
+        self._connection.from_arrow(batch).insert_into("fields")
+        self._held = array("Q")
 
 
 def _hash(value: Any) -> int:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from rollbook.data.rollouts import Unusable
-from rollbook.data.rows import Row
 
 
 class Verdicts:
@@ -18,11 +17,8 @@ class Verdicts:
         self._reasons = [""]
         self._given = array("B")
 
-    def noting(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """The same rows; each is judged before it is handed on."""
-        for row in rows:
-            self._given.append(self._number(row.value()))
-            yield row
+    def note(self, task: str, row: dict[str, Any]) -> None:
+        self._given.append(self._number(row))
 
     def reason(self, row: int) -> str:
         """Why the row of this number is no example; nothing where it is one."""

@@ -24,6 +24,7 @@ import orjson
 
 from rollbook.data.rows import read_rows
 from rollbook.errors import BadLineError, RollbookError, UsageError
+from rollbook.query.compressed import check_is_whole
 from rollbook.query.files import DataFile, Role, Sources, find_sources
 from rollbook.query.named_columns import named_columns
 from rollbook.query.reading import Reader, ends_in_the_middle, literal, pattern, quoted
@@ -168,11 +169,14 @@ class Session:
 
     def _look_for_unfinished(self, files: Iterable[DataFile]) -> None:
         for file in files:
-            if file.is_plain and file.path not in self._checked:
-                self._checked.add(file.path)
-                if ends_in_the_middle(file.path):
-                    _check_lines(file)
-                    self._unfinished.add(file.path)
+            if file.path in self._checked or file.is_parquet:
+                continue
+            self._checked.add(file.path)
+            if not file.is_plain:
+                check_is_whole(file.path)
+            elif ends_in_the_middle(file.path):
+                _check_lines(file)
+                self._unfinished.add(file.path)
 
     def _learn(self, error: Exception) -> None:
         """Raise what a person should read, or return after a change that makes another try worth while."""

@@ -9,6 +9,7 @@ numbers are not to be relied on; a line that a running writer was in the middle 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import secrets
@@ -30,6 +31,7 @@ from rollbook.query.named_columns import named_columns
 from rollbook.query.reading import Reader, ends_in_the_middle, literal, pattern, quoted
 from rollbook.query.schema import COLUMNS, VIEWS
 from rollbook.query.suggest import explain_error
+from rollbook.query.task_names import FUNCTION, add_function, begins_without_names, is_mark
 from rollbook.query.views import MACROS, OWNERS, Wanted, numbers_of, view_sql
 from rollbook.records.jsonl import read_lines
 from rollbook.records.record import decode_line
@@ -73,6 +75,11 @@ _TABLE_FUNCTIONS = frozenset(
 )
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(\([^)]*\)\s*)?", re.IGNORECASE)
 _IN_FILE = re.compile(r'in file "(.*?)", (?:at byte \d+ )?in line \d+')
+_CHANGED = "a file changed while it was read; try again"
+_TOO_LATE = (
+    "some rows name their task and others do not, which was seen when part of the result was out; "
+    "add ORDER BY ALL to the query"
+)
 _Result = TypeVar("_Result")
 
 
@@ -88,6 +95,8 @@ class Session:
         self.sources: Sources = find_sources(paths)
         self._memory = memory
         self._unfinished: set[Path] = set()
+        self._unnamed: set[Path] = set()
+        self._looked_into: set[Path] = set()
         self._checked: set[Path] = set()
         self._largest_object = _LARGEST_OBJECT
 
@@ -102,9 +111,9 @@ class Session:
     @contextmanager
     def arrow(self, sql: str) -> Iterator[tuple[pyarrow.Schema, Iterator[pyarrow.RecordBatch]]]:
         """The rows as Arrow's batches, with their types."""
-        connection, reader = self._persist(sql, _arrow)
+        connection, schema, batches = self._persist(sql, _arrow)
         with contextlib.closing(connection):
-            yield reader.schema, iter(lambda: interruptible(connection, lambda: next(reader, None)), None)
+            yield schema, iter(lambda: interruptible(connection, lambda: next(batches, None)), None)
 
     def columns(self, view: str) -> list[tuple[str, str]]:
         """The names and types of a view over these files."""
@@ -142,18 +151,22 @@ class Session:
                 batch = interruptible(connection, lambda: connection.fetchmany(_BATCH))
             except (duckdb.Error, RuntimeError) as error:
                 self._learn(error)
-                raise RollbookError("a file changed while it was read; try again") from error
+                raise RollbookError(_TOO_LATE if is_mark(error) else _CHANGED) from error
 
     def _connect(self, sql: str, names: frozenset[str] | None = None) -> duckdb.DuckDBPyConnection:
         views = [name for name in VIEWS if re.search(rf"\b{name}\b", sql, re.IGNORECASE)] or list(VIEWS)
         roles = {role for name in views for role in _READS[name]}
         files = self.sources.of(*roles)
         self._look_for_unfinished(files)
+        unnamed = self._look_for_unnamed(files) if names is None or "task_id" in names else frozenset()
         reader = Reader(frozenset(self._unfinished), self._largest_object)
         with_row = re.search(r"\brow\b", sql, re.IGNORECASE) is not None
-        wanted = Wanted(self.sources, reader, with_row, names if len(files) > _MANY_FILES else None)
+        kept = names if len(files) > _MANY_FILES else None
+        wanted = Wanted(self.sources, reader, with_row, kept, unnamed)
         connection = _open(self._memory)
         try:
+            if unnamed:
+                add_function(connection)
             connection.execute(MACROS)
             _add_owners(connection, files)
             for name in views:
@@ -178,6 +191,14 @@ class Session:
                 _check_lines(file)
                 self._unfinished.add(file.path)
 
+    def _look_for_unnamed(self, files: Iterable[DataFile]) -> frozenset[Path]:
+        for file in files:
+            if file.role is Role.ROWS and file.path not in self._looked_into:
+                self._looked_into.add(file.path)
+                if begins_without_names(file):
+                    self._unnamed.add(file.path)
+        return frozenset(self._unnamed)
+
     def _learn(self, error: Exception) -> None:
         """Raise what a person should read, or return after a change that makes another try worth while."""
         text = str(error)
@@ -185,6 +206,9 @@ class Session:
             if "interrupted" in text:
                 raise KeyboardInterrupt from error
             raise error
+        if is_mark(error):
+            self._unnamed.update(file.path for file in self.sources.of(Role.ROWS))
+            return
         if "maximum_object_size" in text and self._largest_object < _LARGEST_EVER:
             self._largest_object *= 4
             return
@@ -262,13 +286,20 @@ def _only_reads(node: Any) -> bool:
 
 
 def _executed(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyRelation:
-    return connection.sql(sql).materialize()  # now, so that what goes wrong is said here
+    relation = connection.sql(sql).materialize()  # now, so that what goes wrong is said here
+    with contextlib.suppress(duckdb.Error):
+        # A relation that lives to the end of the program would hold it, and DuckDB complain of a leak.
+        connection.remove_function(FUNCTION)
+    return relation
 
 
 def _arrow(
     connection: duckdb.DuckDBPyConnection, sql: str
-) -> tuple[duckdb.DuckDBPyConnection, pyarrow.RecordBatchReader]:
-    return connection, connection.sql(sql).to_arrow_reader(_BATCH)
+) -> tuple[duckdb.DuckDBPyConnection, pyarrow.Schema, Iterator[pyarrow.RecordBatch]]:
+    reader = connection.sql(sql).to_arrow_reader(_BATCH)
+    first = next(reader, None)  # now, so that what goes wrong at once can be mended
+    batches = itertools.chain([] if first is None else [first], reader)
+    return connection, reader.schema, batches
 
 
 def _open(memory: str) -> duckdb.DuckDBPyConnection:

@@ -7,6 +7,7 @@ branch is cast to the types of the schema. Without any file a view is empty and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from rollbook.data.numbers import sql_number
@@ -15,6 +16,7 @@ from rollbook.query.metric_keys import metric_columns
 from rollbook.query.named_columns import mentioned
 from rollbook.query.reading import FILE, ROW, Reader, quoted
 from rollbook.query.schema import COLUMNS
+from rollbook.query.task_names import NAME, NAME_OR_MARK, OF_RECORD
 
 OWNERS = "_rollbook.owners"  # the table of files: _path, _run, _split
 
@@ -47,18 +49,20 @@ _IN_ITERATION = {
 }
 _ROW_KEYS = {
     "_rb_key": "VARCHAR",
-    "task_id": "VARCHAR",
+    "task_id": "JSON",
     "_ng_task_index": "BIGINT",
     "_ng_rollout_index": "BIGINT",
-    "id": "VARCHAR",
+    "id": "JSON",
 }
 _IN_COLLECTION = {
     "split": "_split",
     "group_idx": "_ng_task_index",
     "traj_idx": r"coalesce(try_cast(regexp_extract(_rb_key, '#(\d+)$', 1) AS BIGINT), _ng_rollout_index)",
-    "task_id": r"CASE WHEN _rb_key IS NOT NULL THEN regexp_replace(_rb_key, '#\d+$', '') "
-    "ELSE coalesce(task_id, 'index-' || _ng_task_index, id) END",
+    "task_id": NAME_OR_MARK,
 }
+
+
+_Collected = tuple[str | None, Mapping[str, str]]
 
 
 class Wanted(NamedTuple):
@@ -66,12 +70,26 @@ class Wanted(NamedTuple):
     reader: Reader
     with_row: bool
     names: frozenset[str] | None = None  # the only columns a query can be about; None for any
+    unnamed: frozenset[Path] = frozenset()  # collected rows that do not say which task is theirs
 
     def reads(self, columns: Mapping[str, str], values: Mapping[str, str], *also: str) -> Mapping[str, str]:
         """Of the columns of a file those that the wanted columns of the view come from."""
         if self.names is None:
             return columns
         return mentioned(columns, [*(values[name] for name in values if name in self.names), *also])
+
+    def collected(self, columns: Mapping[str, str], *, with_row: bool = False) -> list[_Collected]:
+        """The rows of collections, and where the keys of the view come from in them."""
+        files = self.sources.of(Role.ROWS)
+        named = [file for file in files if file.path not in self.unnamed]
+        others = [file for file in files if file.path in self.unnamed]
+        return [
+            (self.reader.source(named, {**_ROW_KEYS, **columns}, with_row=with_row), _IN_COLLECTION),
+            (
+                self.reader.source(others, {**_ROW_KEYS, **columns}, with_row=True),
+                _IN_COLLECTION | {"task_id": OF_RECORD},
+            ),
+        ]
 
 
 def view_sql(name: str, wanted: Wanted) -> str:
@@ -113,7 +131,7 @@ def _branch(
 
 
 def _rollouts(wanted: Wanted) -> list[str | None]:
-    sources, reader, with_row, names = wanted
+    reader, with_row, names = wanted.reader, wanted.with_row, wanted.names
     totals = {
         "status": "VARCHAR",
         "total_reward": "DOUBLE",
@@ -142,9 +160,8 @@ def _rollouts(wanted: Wanted) -> list[str | None]:
         "metrics": "trajectory_metrics",
     }
     columns = wanted.reads(_IDS | totals, _IN_ITERATION | of_summary)
-    summaries = reader.source(sources.of(Role.SUMMARIES), columns, with_row=with_row)
+    summaries = reader.source(wanted.sources.of(Role.SUMMARIES), columns, with_row=with_row)
     fields = {"reward": "JSON", "response": "JSON", "num_turns": "BIGINT", "stop_reason": "VARCHAR"}
-    rows = reader.source(sources.of(Role.ROWS), _ROW_KEYS | fields, with_row=with_row)
     of_row = {
         "status": "'ok'",
         "reward": f"nullif({sql_number('reward::VARCHAR')}, 'nan'::DOUBLE)",
@@ -154,9 +171,10 @@ def _rollouts(wanted: Wanted) -> list[str | None]:
         "stop_reason": "stop_reason",
         "model": "response->>'$.model'",
     }
+    branches = [(summaries, {**_IN_ITERATION, **of_summary})]
+    branches += [(source, {**keys, **of_row}) for source, keys in wanted.collected(fields, with_row=with_row)]
     return [
-        _branch("rollouts", summaries, _IN_ITERATION | of_summary, names=names, with_row=with_row),
-        _branch("rollouts", rows, _IN_COLLECTION | of_row, names=names, with_row=with_row),
+        _branch("rollouts", source, values, names=names, with_row=with_row) for source, values in branches
     ]
 
 
@@ -191,13 +209,16 @@ def _transcripts(wanted: Wanted) -> list[str | None]:
     columns = {**wanted.reads(_IDS, _IN_ITERATION), "messages": "JSON[]"}
     told = reader.source(sources.of(Role.TRANSCRIPTS), columns)
     asked = {"messages": "JSON[]", "responses_create_params": "JSON", "response": "JSON"}
-    rows = reader.source(sources.of(Role.ROWS), _ROW_KEYS | asked)
-    if rows is not None:
-        both = "_items(responses_create_params->'$.input') || _items(response->'$.output')"
-        rows = f"(SELECT * EXCLUDE (messages), coalesce(messages, {both}) AS messages FROM {rows})"
+    both = "_items(responses_create_params->'$.input') || _items(response->'$.output')"
+    branches: list[_Collected] = [(told, _IN_ITERATION)]
+    for rows, keys in wanted.collected(asked):
+        if rows is not None:  # the task is named here, once for all messages of a row
+            made = f"{keys['task_id']} AS _task, coalesce(messages, {both}) AS messages"
+            whole = f"(SELECT * EXCLUDE (messages), {made} FROM {rows})"
+            branches.append((whole, {**keys, "task_id": "_task"}))
     return [
-        _branch("transcripts", _each("messages", "_message", source), keys | message, names=wanted.names)
-        for source, keys in ((told, _IN_ITERATION), (rows, _IN_COLLECTION))
+        _branch("transcripts", _each("messages", "_message", source), {**keys, **message}, names=wanted.names)
+        for source, keys in branches
     ]
 
 
@@ -278,7 +299,7 @@ def _failures(wanted: Wanted) -> list[str | None]:
     reader, sources = wanted.reader, wanted.sources
     text = dict.fromkeys(("kind", "message", "failed_at"), "VARCHAR")
     columns = text | {"status": "JSON", "attempts": "JSON"}
-    given_up = reader.source(sources.of(Role.FAILURES), _ROW_KEYS | columns)
+    given_up = reader.source(sources.of(Role.FAILURES), {**_ROW_KEYS, **columns})
     of_summary = {"kind": "split_part(error, ':', 1)", "message": "error"}
     all_of_them = _IDS | {"status": "VARCHAR", "error": "VARCHAR"}
     kept = wanted.reads(all_of_them, _IN_ITERATION | of_summary, _FAILED)
@@ -292,7 +313,7 @@ def _failures(wanted: Wanted) -> list[str | None]:
     }
     return [
         _branch("failures", summaries, _IN_ITERATION | of_summary, names=wanted.names, where=_FAILED),
-        _branch("failures", given_up, _IN_COLLECTION | of_row, names=wanted.names),
+        _branch("failures", given_up, _IN_COLLECTION | of_row | {"task_id": NAME}, names=wanted.names),
     ]
 
 

@@ -1,0 +1,62 @@
+"""The task of a collected row, by the name that the commands over datasets give it.
+
+Rows that say who they are get their name in SQL, which costs nothing. Others are named after what was asked,
+by `task_of` itself: such files are read by the record. Which files these are their first rows say; where a
+later row differs, SQL gives up with a mark, and the query begins again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import duckdb
+
+from rollbook.data.rows import read_rows
+from rollbook.errors import BadLineError
+from rollbook.query.files import DataFile
+from rollbook.query.reading import FILE, ROW
+from rollbook.records.record import decode_json
+from rollbook.records.row_keys import KEY, TASK_INDEX, task_of
+
+FUNCTION = "_rollbook_task_of"
+OF_RECORD = f"{FUNCTION}({ROW}::VARCHAR)"
+_MARK = re.compile('a row names no task in "(.*)"')
+# A name is a text or a whole number; of a key the repeat is left out.
+_NAME = """CASE WHEN left({0}::VARCHAR, 1) = '"' THEN {0}->>'$'
+    WHEN regexp_full_match({0}::VARCHAR, '-?[0-9]+') THEN {0}::VARCHAR END"""
+NAME = (
+    f"coalesce(regexp_replace({KEY}, '#[0-9]{{1,18}}$', ''), {_NAME.format('task_id')}, "
+    f"'index-' || {TASK_INDEX}, {_NAME.format('id')})"
+)
+NAME_OR_MARK = f"""coalesce({NAME}, error('a row names no task in "' || {FILE} || '"'))"""
+
+
+def is_mark(error: Exception) -> bool:
+    """Whether a query ended at a row without a name."""
+    return _MARK.search(str(error)) is not None
+
+
+def begins_without_names(file: DataFile) -> bool:
+    try:
+        first = next(read_rows(file.path), None)
+        return first is not None and not _has_name(first.value())
+    except BadLineError:  # under way, or to be found by the query
+        return False
+
+
+def add_function(connection: duckdb.DuckDBPyConnection) -> None:
+    connection.create_function(FUNCTION, _task_of_text, ["VARCHAR"], "VARCHAR")
+
+
+def _has_name(row: Mapping[str, Any]) -> bool:
+    if isinstance(row.get(KEY), str):
+        return True
+    names = (row.get(name) for name in ("task_id", TASK_INDEX, "id"))
+    return any(isinstance(name, str | int) and not isinstance(name, bool) for name in names)
+
+
+def _task_of_text(text: str) -> str | None:
+    row = decode_json(text.encode())
+    return task_of(row) if isinstance(row, dict) else None

@@ -25,10 +25,13 @@ CREATE SCHEMA _rollbook;
 CREATE MACRO _text(value) AS CASE json_type(value)
   WHEN 'VARCHAR' THEN value->>'$'
   WHEN 'ARRAY' THEN array_to_string(
-    list_transform(try_cast(value AS JSON[]), lambda part: coalesce(part->>'$.text', '')), '') END;
+    list_transform(try_cast(value AS JSON[]), lambda part: CASE json_type(part) WHEN 'VARCHAR' THEN part->>'$'
+      ELSE coalesce(nullif(part->>'$.text', ''), part->>'$.refusal', '') END), '') END;
 CREATE MACRO _items(value) AS CASE json_type(value)
   WHEN 'VARCHAR' THEN [json_object('role', 'user', 'content', value)]
   WHEN 'ARRAY' THEN try_cast(value AS JSON[]) ELSE []::JSON[] END;
+CREATE MACRO _system(value) AS CASE WHEN json_type(value) = 'VARCHAR' AND value->>'$' <> ''
+  THEN [json_object('role', 'system', 'content', value)] ELSE []::JSON[] END;
 CREATE MACRO _utc(value) AS try_cast(value AS TIMESTAMPTZ) AT TIME ZONE 'UTC';
 """
 
@@ -190,6 +193,10 @@ def _steps(wanted: Wanted) -> list[str | None]:
     return [_branch("steps", each, _IN_ITERATION | values, names=wanted.names)]
 
 
+# An item of its own in Responses: what it holds is thought, in `content` or in `summary`.
+_IS_REASONING = "(_message->>'$.type' IS NOT DISTINCT FROM 'reasoning')"
+
+
 def _transcripts(wanted: Wanted) -> list[str | None]:
     reader, sources = wanted.reader, wanted.sources
     message = {
@@ -198,8 +205,11 @@ def _transcripts(wanted: Wanted) -> list[str | None]:
         "role": "coalesce(_message->>'$.role', CASE _message->>'$.type' "
         "WHEN 'function_call_output' THEN 'tool' WHEN 'function_call' THEN 'assistant' "
         "WHEN 'reasoning' THEN 'assistant' END)",
-        "content": "coalesce(_text(_message->'$.content'), _text(_message->'$.output'))",
-        "reasoning": "coalesce(_message->>'$.reasoning_content', _text(_message->'$.summary'))",
+        "content": f"CASE WHEN NOT {_IS_REASONING} THEN coalesce(_text(_message->'$.content'), "
+        "_text(_message->'$.output'), _message->>'$.refusal') END",
+        "reasoning": f"CASE WHEN {_IS_REASONING} THEN coalesce(nullif(_text(_message->'$.content'), ''), "
+        "_text(_message->'$.summary')) "
+        "ELSE coalesce(_message->>'$.reasoning_content', _text(_message->'$.reasoning')) END",
         # A call is an item of its own in Responses; here it is in chat's form, as in transcripts of runs.
         "tool_calls": "coalesce(_message->'$.tool_calls', CASE _message->>'$.type' WHEN 'function_call' THEN "
         "json_array(json_object('id', _message->'$.call_id', 'type', 'function', 'function', "
@@ -209,7 +219,8 @@ def _transcripts(wanted: Wanted) -> list[str | None]:
     columns = {**wanted.reads(_IDS, _IN_ITERATION), "messages": "JSON[]"}
     told = reader.source(sources.of(Role.TRANSCRIPTS), columns)
     asked = {"messages": "JSON[]", "responses_create_params": "JSON", "response": "JSON"}
-    both = "_items(responses_create_params->'$.input') || _items(response->'$.output')"
+    asked_first = "_system(responses_create_params->'$.instructions')"
+    both = f"{asked_first} || _items(responses_create_params->'$.input') || _items(response->'$.output')"
     branches: list[_Collected] = [(told, _IN_ITERATION)]
     for rows, keys in wanted.collected(asked):
         if rows is not None:  # the task is named here, once for all messages of a row

@@ -76,6 +76,22 @@ def test_formats(sample_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == []
 
 
+def test_integers_of_128_bits_keep_their_digits(
+    sample_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    most = 2**127 - 1
+    sql = f"select {most}::hugeint as n, [{-most}::hugeint] as l, map {{{most}::hugeint: 1.5::double}} as m"
+    query(sql, sample_run, "--json")
+    assert json.loads(capsys.readouterr().out) == [{"n": most, "l": [-most], "m": {str(most): 1.5}}]
+    query(sql, sample_run, "--format", "csv")
+    assert capsys.readouterr().out.splitlines()[1].startswith(f"{most},[-{most}],")
+    query(f"select {most}::hugeint as n", sample_run, "-o", tmp_path / "n.parquet")
+    assert pq.read_table(tmp_path / "n.parquet")["n"].to_pylist() == [most]
+    capsys.readouterr()
+    sql = f"select {most}::uhugeint as n"
+    assert "cast it" in refused(capsys, sql, sample_run, "-o", tmp_path / "u.parquet")
+
+
 @pytest.mark.parametrize("ending", ["csv", "json", "jsonl", "parquet"])
 def test_files(sample_run: Path, tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "new" / f"out.{ending}"

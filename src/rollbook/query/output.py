@@ -148,9 +148,29 @@ def _as_text(value: Any) -> Any:
 
 def _dumped(value: Any) -> str:
     options = orjson.OPT_NON_STR_KEYS | orjson.OPT_NAIVE_UTC
-    return orjson.dumps(value, default=_plain, option=options).decode()
+    try:
+        return orjson.dumps(value, default=_plain, option=options).decode()
+    except orjson.JSONEncodeError:  # an integer of more than 64 bits, which JSON has and orjson does not
+        return orjson.dumps(_with_digits(value), default=_plain, option=options).decode()
+
+
+def _with_digits(value: Any) -> Any:
+    """Large integers as they are to be written."""
+    if isinstance(value, dict):
+        return {_as_key(key): _with_digits(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_digits(inner) for inner in value]
+    return orjson.Fragment(str(value)) if _is_large(value) else value
+
+
+def _as_key(key: Any) -> Any:
+    return str(key) if _is_large(key) else key
+
+
+def _is_large(value: Any) -> bool:
+    return isinstance(value, int) and not -(2**63) <= value < 2**64
 
 
 def _plain(value: Any) -> Any:
-    """HUGEINT, DECIMAL, BLOB, INTERVAL: whatever JSON has no word for."""
+    """DECIMAL, BLOB, INTERVAL: whatever JSON has no word for."""
     return value.hex() if isinstance(value, bytes) else str(value)

@@ -296,7 +296,10 @@ def _executed(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBP
 def _arrow(
     connection: duckdb.DuckDBPyConnection, sql: str
 ) -> tuple[duckdb.DuckDBPyConnection, pyarrow.Schema, Iterator[pyarrow.RecordBatch]]:
-    reader = connection.sql(sql).to_arrow_reader(_BATCH)
+    relation = connection.sql(sql)
+    if any("UHUGEINT" in str(kind) for kind in relation.types):  # DuckDB would hand it over as another number
+        raise UsageError("Arrow and Parquet have no UHUGEINT; cast it: ::VARCHAR or ::HUGEINT")
+    reader = relation.to_arrow_reader(_BATCH)
     first = next(reader, None)  # now, so that what goes wrong at once can be mended
     batches = itertools.chain([] if first is None else [first], reader)
     return connection, reader.schema, batches

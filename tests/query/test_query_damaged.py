@@ -10,7 +10,7 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from rollbook.errors import BadFileError
+from rollbook.errors import BadFileError, BadLineError
 from rollbook.query.session import Session
 
 
@@ -43,3 +43,30 @@ def test_a_compressed_file_may_have_several_parts(tmp_path: Path, ending: str) -
     path = tmp_path / f"parts.jsonl{ending}"
     path.write_bytes(skipped.join(parts))
     assert rows("select count(*), sum(reward) from rollouts", path) == [(300, 300.0)]
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+@pytest.mark.parametrize("bad", ['[{"task_id": "a"}]', "5", '"text"'])
+@pytest.mark.parametrize("asked", ["count(*)", "count(row)", "count(distinct task_id)"])
+def test_what_is_no_object_is_no_row(tmp_path: Path, bad: str, end: str, asked: str) -> None:
+    for unnamed in ('{"task_id": 1}', '{"prompt": "why?"}'):
+        path = tmp_path / "rows.jsonl"
+        path.write_text(f"{unnamed}\n{bad}{end}")
+        with pytest.raises(BadLineError, match=r"rows\.jsonl:2: not a JSON object"):
+            rows(f"select {asked} from rollouts", path)
+
+
+def test_a_bad_line_of_a_compressed_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"task_id": 1}\n[1]\n'))
+    for asked in ("count(*)", "count(row)"):
+        with pytest.raises(BadLineError, match=r"rows\.jsonl\.gz:2: not a JSON object"):
+            rows(f"select {asked} from rollouts", path)
+
+
+def test_blank_lines_are_no_records(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "loss": 2}\n\n  \n{"step": 1, "late": 3}\n')
+    assert rows("select step, loss, late from metrics order by step", tmp_path) == [
+        (0, 2, None),
+        (1, None, 3),
+    ]

@@ -56,6 +56,8 @@ def _types(files: Sequence[DataFile]) -> dict[str, str]:
     seen: dict[str, set[str]] = {}
     for file in files:
         for line in read_lines(file.path):
+            if not line.data.strip():
+                continue
             row = decode_line(file.path, line)
             for key, value in row.items():
                 kinds = seen.get(key)

@@ -33,8 +33,8 @@ from rollbook.query.schema import COLUMNS, VIEWS
 from rollbook.query.suggest import explain_error
 from rollbook.query.task_names import FUNCTION, add_function, begins_without_names, is_mark
 from rollbook.query.views import MACROS, OWNERS, Wanted, numbers_of, view_sql
-from rollbook.records.jsonl import read_lines
-from rollbook.records.record import decode_line
+from rollbook.records.jsonl import Line, read_lines
+from rollbook.records.record import decode_json, decode_line
 
 if TYPE_CHECKING:
     import pyarrow
@@ -226,6 +226,8 @@ class Session:
 
     def _find_bad_line(self, path: Path, error: duckdb.Error) -> None:
         file = next((file for file in self.sources.files if file.path == path), None)
+        if file is not None and not file.is_plain:
+            _check_compressed([file])
         if file is None or not file.is_plain or path in self._unfinished:
             raise RollbookError(str(error).split("\n\n")[0]) from error
         _check_lines(file)
@@ -356,21 +358,32 @@ def _first_line(error: duckdb.Error) -> str:
 
 
 def _check_compressed(files: Iterable[DataFile]) -> None:
-    """Raise for the first file that cannot be decompressed."""
+    """Raise for the first file that cannot be decompressed, or holds a line that is no object."""
     for file in files:
         if not file.is_plain and not file.is_parquet:
-            for _ in read_rows(file.path):
-                pass
+            for row in read_rows(file.path):
+                row.value()
 
 
 def _check_lines(file: DataFile) -> None:
     """Raise for the first complete line that is not what it must be."""
     numbers = numbers_of(file)
-    for line in read_lines(file.path):
-        if not line.data.strip():
+    for line in read_lines(file.path, accept_tail=True):
+        if not line.data.strip() or _is_under_way(line):
             continue
         row = decode_line(file.path, line)
         for key in numbers:
             value = row.get(key)
             if value is not None and not isinstance(value, int | float):
                 raise BadLineError(file.path, line.number, f"{key} is {value!r}, where a number must stand")
+
+
+def _is_under_way(line: Line) -> bool:
+    """Whether it lacks its newline and is no JSON yet; an object is none before its last character."""
+    if line.end - line.start > len(line.data):
+        return False
+    try:
+        decode_json(line.data)
+    except ValueError:
+        return True
+    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import statistics
@@ -19,6 +20,7 @@ from rollbook.cli.main import main
 from rollbook.data import stats as stats_module
 from rollbook.data.job import DataJob
 from rollbook.data.number_table import NumberTable
+from rollbook.data.profile import profile
 from rollbook.data.stats import FieldStats, stats
 from rollbook.errors import BadLineError, UsageError
 
@@ -243,3 +245,44 @@ def test_the_command_reports_coverage_and_failures(
     assert report["coverage"] == coverage
     assert math.isfinite(report["fields"][0]["mean"])
     assert msgspec.convert(report, stats_module.DataStats).rows == 21
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
+def test_numbers_are_found_wherever_they_first_occur(tmp_path: Path, ending: str) -> None:
+    row = {
+        "task_id": "t",
+        "reward": 1,
+        "null": None,
+        "text": "a",
+        "flag": True,
+        "list": [1],
+        "deep": {"a": 1},
+    }
+    late = {**row, "null": 2, "text": 3, "list": 4, 'odd "name"': 5, "response": {"usage": {"seconds": 6}}}
+    later = {"task_id": "t", "response": {"usage": {"seconds": 7, "details": {}, "tokens": 8}}, "deep": 9}
+    lines = [orjson.dumps(one) + b"\n" for one in [*[row] * 30_000, late, *[row] * 300, later]]
+    source = tmp_path / f"in{ending}"
+    source.write_bytes(gzip.compress(b"".join(lines)) if ending.endswith("gz") else b"".join(lines))
+    found = {one.field: one.ok for one in stats([source]).fields if one.field != "reward"}
+    assert found == {
+        "null": 1,
+        "text": 1,
+        "list": 1,
+        'row["odd \\"name\\""]': 1,
+        "deep": 1,
+        "response.usage.seconds": 2,
+        "response.usage.tokens": 1,
+    }
+
+
+def test_tasks_are_those_of_the_other_commands(tmp_path: Path) -> None:
+    named = [{"task_id": str(number), "reward": 1} for number in range(300)]
+    one = {"input": [{"role": "user", "content": "q"}], "temperature": 1}
+    same = {"temperature": 1, "input": [{"content": "q", "role": "user"}]}
+    unnamed = [{"responses_create_params": asked, "reward": 0} for asked in (one, same)]
+    for rows in (named + unnamed, unnamed + named):
+        source = write(tmp_path / "in.jsonl", rows)
+        for fields in ((), ("reward",)):
+            found = stats([source], fields=fields)
+            assert (found.tasks, found.rows_without_task) == (301, 0)
+        assert profile([source], None).details["tasks"] == 301

@@ -7,10 +7,13 @@ files beside it say what was expected and what failed. Memory is bounded: what d
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import orjson
@@ -22,12 +25,16 @@ from rollbook.data.job import manifest_path
 from rollbook.data.number_table import Field, NumberTable, is_named
 from rollbook.data.numbers import is_number
 from rollbook.data.rows import Advance, read_rows
+from rollbook.records.record import decode_json
+from rollbook.records.row_blocks import LineBlock, decode_block, line_blocks
 
 QUANTILES = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 _EXACT = 5_000_000
-_LOOKED_AT = 200  # rows of each input in which numbers are looked for
+_MOST_KEYS = 1000
+_ESCAPED = re.compile(r'["\\\x00-\x1f]')
 _BINS = 10
 _STOPS = 20
+_Decode = Callable[[memoryview], list[Any]]
 
 
 class FieldStats(msgspec.Struct, kw_only=True):
@@ -69,9 +76,8 @@ def stats(
 ) -> DataStats:
     """Without `fields`: the reward, the top-level numbers and the token counts."""
     found = find_inputs(inputs)
-    numbers, is_unnamed = _look(found.paths)
-    chosen = {text: field_path(text) for text in fields} or numbers
-    with NumberTable(list(chosen.values()), is_unnamed=is_unnamed) as table:
+    chosen = {text: field_path(text) for text in fields} or _numbers_in(found.paths)
+    with _TaskTable(list(chosen.values()), is_unnamed=False) as table:
         table.fill(found.paths, advance)
         ((rows, tasks, without_task),) = table.ask(
             "select count(*), count(distinct task), count(*) filter (task is null) from numbers"
@@ -103,22 +109,109 @@ def stats(
         )
 
 
-def _look(paths: Sequence[Path]) -> tuple[dict[str, Field], bool]:
-    """The numbers of the first rows, reward first; and whether some of them do not name their task."""
-    fields: dict[str, Field] = {"reward": ["reward"]}
-    is_unnamed = False
+class _TaskTable(NumberTable):
+    """With every task under its name. Rows that say it are read by DuckDB; a name made of what was asked,
+    whatever the order of its keys, is our own reader's to give, so then it reads them all."""
+
+    def fill(self, paths: Sequence[Path], advance: Advance) -> bool:
+        if all(map(_begins_with_a_name, paths)):
+            is_by_duckdb = super().fill(paths, advance)
+            if not is_by_duckdb or self.ask("select bool_and(task is not null) from numbers") != [(False,)]:
+                return is_by_duckdb
+            advance = _unheard
+        self._create()
+        for path in paths:
+            self._insert_rows(path, advance)
+        return False
+
+
+def _unheard(_: int) -> None:
+    """What is read again is no progress."""
+
+
+def _begins_with_a_name(path: Path) -> bool:
+    return all(is_named(row.value()) for row in itertools.islice(read_rows(path), 1))
+
+
+def _numbers_in(paths: Sequence[Path]) -> dict[str, Field]:
+    numbers = _NumberFields()
     for path in paths:
-        for row in itertools.islice(read_rows(path), _LOOKED_AT):
-            value = row.value()
-            is_unnamed = is_unnamed or not is_named(value)
-            for name, inner in value.items():
-                if _is_shown(inner) and not name.startswith("_") and name not in ("id", "task_id"):
-                    fields.setdefault(_written(name), [name])
-            usage = response.get("usage") if isinstance(response := value.get("response"), Mapping) else None
-            for name, inner in usage.items() if isinstance(usage, Mapping) else ():
-                if _is_shown(inner) and name.isidentifier():
-                    fields.setdefault(f"response.usage.{name}", ["response", "usage", name])
-    return fields, is_unnamed
+        numbers.look(path)
+    return numbers.found
+
+
+class _NumberFields:
+    """The numbers at the top of rows and among their token counts, found over whole files, reward first.
+
+    A block of lines that holds no key and no number beyond those known is decoded without making anything
+    of it; a row is taken apart only where there is something new.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, Field] = {"reward": ["reward"]}
+        self._top: dict[str, bool] = {}  # a key -> whether numbers were seen there
+        self._usage: dict[str, bool] = {}
+        self._decode: _Decode | None = None
+
+    def look(self, path: Path) -> None:
+        if path.suffix not in (".jsonl", ".ndjson"):
+            for row in read_rows(path):
+                self._note(row.value())
+            return
+        for block in line_blocks(path):
+            if self._decode is None or decode_block(block, self._decode) is None:
+                self._take_apart(block)
+
+    def _take_apart(self, block: LineBlock) -> None:
+        before = dict(self._top), dict(self._usage)
+        for start, end in zip(block.starts.tolist(), block.ends.tolist(), strict=True):
+            with contextlib.suppress(ValueError):  # whoever reads the numbers names the line
+                value = decode_json(block.data[start:end].tobytes())
+                if isinstance(value, dict):
+                    self._note(value)
+        if before != (self._top, self._usage):
+            self._decode = _decoder_of(self._top, self._usage)
+
+    def _note(self, row: Mapping[str, Any]) -> None:
+        for name, inner in row.items():
+            is_shown = _is_shown(inner)
+            self._top[name] = is_shown or self._top.get(name, False)
+            if is_shown and not name.startswith("_") and name not in ("id", "task_id"):
+                self.found.setdefault(_written(name), [name])
+        usage = response.get("usage") if isinstance(response := row.get("response"), Mapping) else None
+        for name, inner in usage.items() if isinstance(usage, Mapping) else ():
+            is_shown = _is_shown(inner)
+            self._usage[name] = is_shown or self._usage.get(name, False)
+            if is_shown and name.isidentifier():
+                self.found.setdefault(f"response.usage.{name}", ["response", "usage", name])
+
+
+class _Skipped(msgspec.Struct, gc=False):
+    """Any object; what is in it is not looked at."""
+
+
+_NOT_A_NUMBER: Any = str | bool | list[msgspec.Raw] | None
+_ANYTHING: Any = _NOT_A_NUMBER | int | float
+
+
+def _decoder_of(top: Mapping[str, bool], usage: Mapping[str, bool]) -> _Decode | None:
+    """What decodes rows without a key or a number but these, and refuses others; None for too many keys."""
+    names = [*top, *usage]
+    if len(names) > _MOST_KEYS or any(_ESCAPED.search(name) for name in names):
+        return None
+    known = {name: msgspec.Raw if number else _NOT_A_NUMBER | _Skipped for name, number in top.items()}
+    if "response" in top:
+        counts = _strict({name: msgspec.Raw if n else _NOT_A_NUMBER | _Skipped for name, n in usage.items()})
+        inside: Any = msgspec.defstruct("_Response", [("usage", _ANYTHING | counts, None)], gc=False)
+        known["response"] = (_ANYTHING if top["response"] else _NOT_A_NUMBER) | inside
+    return msgspec.json.Decoder(_strict(known)).decode_lines
+
+
+def _strict(types: Mapping[str, Any]) -> Any:
+    """An object that may have these keys and no others."""
+    fields = [(f"f{place}", kind, None) for place, kind in enumerate(types.values())]
+    renamed = {f"f{place}": name for place, name in enumerate(types)}
+    return msgspec.defstruct("_Known", fields, rename=renamed, forbid_unknown_fields=True, gc=False)
 
 
 def _is_shown(value: object) -> bool:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rollbook.data.rows import read_rows
+from rollbook.errors import RollbookError
 from rollbook.query.output import Format, write_file
 from rollbook.query.session import Session
 from rollbook.records.row_keys import task_of
@@ -60,6 +61,17 @@ def test_every_row_has_the_name_that_data_gives_it(tmp_path: Path, first: int) -
         overwrite=False,
     )
     assert sorted(pq.read_table(tmp_path / "o.parquet")["task_id"].to_pylist()) == expected
+
+
+@pytest.mark.parametrize("kind", [Format.CSV, Format.PARQUET])
+def test_a_row_without_a_name_far_down(tmp_path: Path, kind: Format) -> None:
+    lines: list[dict[str, Any]] = [{"task_id": f"{n:01000}"} for n in range(30_000)]
+    path = write(tmp_path / "rows.jsonl", [*lines, ASKED])
+    sql = "select task_id from rollouts"
+    assert write_file(Session([path]), sql, tmp_path / "out", kind, overwrite=False) == 30_001
+    assert rows(f"{sql} order by all", path)[-1] == (task_of(ASKED),)
+    with pytest.raises(RollbookError, match="add ORDER BY ALL"):
+        rows(sql, path)
 
 
 def test_messages_carry_the_name_of_their_row(tmp_path: Path) -> None:

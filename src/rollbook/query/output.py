@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import orjson
 
 from rollbook.errors import RollbookError, UsageError, WriteError
-from rollbook.query.session import Answer, Session
+from rollbook.query.session import Answer, SeenTooLateError, Session
 
 
 class Format(StrEnum):
@@ -43,10 +43,17 @@ def write_file(session: Session, sql: str, path: Path, kind: Format, *, overwrit
     if any(file.path.resolve() == path.resolve() for file in session.sources.files):
         raise UsageError(f"{path} is one of the files the query reads; choose another name")
     with _appearing_whole(path) as aside:
-        if kind is Format.PARQUET:
-            return _write_parquet(session, sql, aside)
-        with aside.open("w", encoding="utf-8", newline="") as stream:
-            return write_text(session.run(sql), stream, kind)
+        try:
+            return _write(session, sql, aside, kind)
+        except SeenTooLateError:  # nobody has seen the file
+            return _write(session, sql, aside, kind)
+
+
+def _write(session: Session, sql: str, path: Path, kind: Format) -> int:
+    if kind is Format.PARQUET:
+        return _write_parquet(session, sql, path)
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        return write_text(session.run(sql), stream, kind)
 
 
 def write_text(answer: Answer, stream: TextIO, kind: Format) -> int:

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import duckdb
 import orjson
 
-from rollbook.data.rows import read_rows
-from rollbook.errors import BadLineError, RollbookError, UsageError
+from rollbook.errors import RollbookError, UsageError
+from rollbook.query.bad_lines import check_compressed, check_lines
 from rollbook.query.compressed import check_is_whole
 from rollbook.query.files import DataFile, Role, Sources, find_sources
 from rollbook.query.named_columns import named_columns
@@ -32,9 +32,7 @@ from rollbook.query.reading import Reader, ends_in_the_middle, literal, pattern,
 from rollbook.query.schema import COLUMNS, VIEWS
 from rollbook.query.suggest import explain_error
 from rollbook.query.task_names import FUNCTION, add_function, begins_without_names, is_mark
-from rollbook.query.views import MACROS, OWNERS, Wanted, numbers_of, view_sql
-from rollbook.records.jsonl import Line, read_lines
-from rollbook.records.record import decode_json, decode_line
+from rollbook.query.views import MACROS, OWNERS, Wanted, view_sql
 
 if TYPE_CHECKING:
     import pyarrow
@@ -75,11 +73,6 @@ _TABLE_FUNCTIONS = frozenset(
 )
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(\([^)]*\)\s*)?", re.IGNORECASE)
 _IN_FILE = re.compile(r'in file "(.*?)", (?:at byte \d+ )?in line \d+')
-_CHANGED = "a file changed while it was read; try again"
-_TOO_LATE = (
-    "some rows name their task and others do not, which was seen when part of the result was out; "
-    "add ORDER BY ALL to the query"
-)
 _Result = TypeVar("_Result")
 
 
@@ -88,6 +81,16 @@ class Answer(NamedTuple):
     types: list[str]
     batches: Iterator[list[tuple[Any, ...]]]
     connection: duckdb.DuckDBPyConnection
+
+
+class SeenTooLateError(RollbookError):
+    """Asked again, the session knows of the rows without a name; but part of the result is out."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "some rows name their task and others do not, which was seen in the middle of the result; "
+            "add ORDER BY ALL to the query, or -o FILE"
+        )
 
 
 class Session:
@@ -113,7 +116,16 @@ class Session:
         """The rows as Arrow's batches, with their types."""
         connection, schema, batches = self._persist(sql, _arrow)
         with contextlib.closing(connection):
-            yield schema, iter(lambda: interruptible(connection, lambda: next(batches, None)), None)
+            yield schema, iter(lambda: interruptible(connection, lambda: self._next(batches)), None)
+
+    def _next(self, batches: Iterator[pyarrow.RecordBatch]) -> pyarrow.RecordBatch | None:
+        try:
+            return next(batches, None)
+        except OSError as error:  # Arrow's, with what DuckDB said
+            if is_mark(error):
+                self._read_all_by_record()
+                raise SeenTooLateError from error
+            raise
 
     def columns(self, view: str) -> list[tuple[str, str]]:
         """The names and types of a view over these files."""
@@ -151,7 +163,9 @@ class Session:
                 batch = interruptible(connection, lambda: connection.fetchmany(_BATCH))
             except (duckdb.Error, RuntimeError) as error:
                 self._learn(error)
-                raise RollbookError(_TOO_LATE if is_mark(error) else _CHANGED) from error
+                if is_mark(error):
+                    raise SeenTooLateError from error
+                raise RollbookError("a file changed while it was read; try again") from error
 
     def _connect(self, sql: str, names: frozenset[str] | None = None) -> duckdb.DuckDBPyConnection:
         views = [name for name in VIEWS if re.search(rf"\b{name}\b", sql, re.IGNORECASE)] or list(VIEWS)
@@ -188,7 +202,7 @@ class Session:
             if not file.is_plain:
                 check_is_whole(file.path)
             elif ends_in_the_middle(file.path):
-                _check_lines(file)
+                check_lines(file)
                 self._unfinished.add(file.path)
 
     def _look_for_unnamed(self, files: Iterable[DataFile]) -> frozenset[Path]:
@@ -199,6 +213,9 @@ class Session:
                     self._unnamed.add(file.path)
         return frozenset(self._unnamed)
 
+    def _read_all_by_record(self) -> None:
+        self._unnamed.update(file.path for file in self.sources.of(Role.ROWS))
+
     def _learn(self, error: Exception) -> None:
         """Raise what a person should read, or return after a change that makes another try worth while."""
         text = str(error)
@@ -207,7 +224,7 @@ class Session:
                 raise KeyboardInterrupt from error
             raise error
         if is_mark(error):
-            self._unnamed.update(file.path for file in self.sources.of(Role.ROWS))
+            self._read_all_by_record()
             return
         if "maximum_object_size" in text and self._largest_object < _LARGEST_EVER:
             self._largest_object *= 4
@@ -216,7 +233,7 @@ class Session:
             self._find_bad_line(Path(found[1]), error)
             return
         if isinstance(error, duckdb.IOException):
-            _check_compressed(self.sources.files)  # DuckDB does not say which file it was
+            check_compressed(self.sources.files)  # DuckDB does not say which file it was
         raise explain_error(error, self._memory, self._known_columns) from error
 
     def _known_columns(self) -> dict[str, list[str]]:
@@ -227,10 +244,10 @@ class Session:
     def _find_bad_line(self, path: Path, error: duckdb.Error) -> None:
         file = next((file for file in self.sources.files if file.path == path), None)
         if file is not None and not file.is_plain:
-            _check_compressed([file])
+            check_compressed([file])
         if file is None or not file.is_plain or path in self._unfinished:
             raise RollbookError(str(error).split("\n\n")[0]) from error
-        _check_lines(file)
+        check_lines(file)
         if "transform error" in str(error):
             raise RollbookError(str(error).split("\n")[0]) from error
         self._unfinished.add(path)  # a line was being written when DuckDB came to it
@@ -355,35 +372,3 @@ def _add_runs(connection: duckdb.DuckDBPyConnection, runs: list[dict[str, Any]])
 def _first_line(error: duckdb.Error) -> str:
     """Without the statement, which is ours and means nothing to who typed another."""
     return str(error).split("\n")[0]
-
-
-def _check_compressed(files: Iterable[DataFile]) -> None:
-    """Raise for the first file that cannot be decompressed, or holds a line that is no object."""
-    for file in files:
-        if not file.is_plain and not file.is_parquet:
-            for row in read_rows(file.path):
-                row.value()
-
-
-def _check_lines(file: DataFile) -> None:
-    """Raise for the first complete line that is not what it must be."""
-    numbers = numbers_of(file)
-    for line in read_lines(file.path, accept_tail=True):
-        if not line.data.strip() or _is_under_way(line):
-            continue
-        row = decode_line(file.path, line)
-        for key in numbers:
-            value = row.get(key)
-            if value is not None and not isinstance(value, int | float):
-                raise BadLineError(file.path, line.number, f"{key} is {value!r}, where a number must stand")
-
-
-def _is_under_way(line: Line) -> bool:
-    """Whether it lacks its newline and is no JSON yet; an object is none before its last character."""
-    if line.end - line.start > len(line.data):
-        return False
-    try:
-        decode_json(line.data)
-    except ValueError:
-        return True
-    return False

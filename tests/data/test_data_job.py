@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollbook.data import job as job_module
-from rollbook.data.inputs import find_inputs
-from rollbook.data.job import DataJob, manifest_path
+from rollbook.data.inputs import find_inputs, manifest_path
+from rollbook.data.job import DataJob
 from rollbook.data.rows import RowCount, read_rows
 from rollbook.errors import BadFileError, BadLineError, UsageError
 from supervision import is_gone

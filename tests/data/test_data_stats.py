@@ -144,7 +144,7 @@ def test_both_ways_of_reading_agree(
     fields: list[list[str | int]] = [["reward"], ["a", "b"], ["a", "c d"]]
     tables = []
     for way in ("fast", "slow"):
-        with NumberTable(fields, is_unnamed=False) as table:
+        with NumberTable(fields) as table:
             if way == "fast":
                 assert table.fill([source], lambda _: None) is True
             else:
@@ -162,11 +162,11 @@ def test_duckdb_reads_rollouts_alone(tmp_path: Path) -> None:
         ["tags", 1],
         ["odd name"],
     ]
-    with NumberTable(plain, is_unnamed=False) as table:
+    with NumberTable(plain) as table:
         assert table.fill([source], lambda _: None) is True
         assert table.ask("select sum(f1), sum(f2), sum(f3) from numbers") == [(1225.0, -1225.0, 1225.0)]
     source.write_bytes(source.read_bytes() + b'{"response": "a text"}\n')
-    with NumberTable(plain, is_unnamed=False) as table:
+    with NumberTable(plain) as table:
         assert table.fill([source], lambda _: None) is False
         assert table.ask("select sum(f1), count(*) from numbers") == [(1225.0, 51)]
 

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from rollbook.data.inputs import ENDINGS
-from rollbook.data.job import manifest_owner, manifest_path
+from rollbook.data.inputs import ENDINGS, manifest_owner, manifest_path
 from rollbook.data.rows import read_rows
 from rollbook.data.shuffle import Words
 from rollbook.errors import UsageError

@@ -24,9 +24,7 @@ import msgspec
 import orjson
 import xxhash
 
-from rollbook.data.inputs import Inputs, find_inputs
-from rollbook.data.inputs import manifest_owner as manifest_owner
-from rollbook.data.inputs import manifest_path as manifest_path
+from rollbook.data.inputs import Inputs, find_inputs, manifest_owner, manifest_path
 from rollbook.data.output import RowOutput, refuse_existing
 from rollbook.data.rows import Advance, Row, RowCount, read_rows
 from rollbook.errors import BadFileError, UsageError

@@ -2,8 +2,8 @@
 
 DuckDB reads only the wanted fields, on all cores. It gives up at what it does not take (a field that is an
 object here and a text there, a key twice in a row, a line that is no JSON); then every row is read by our
-own reader, slower, which takes all that is valid and names file and line of what is not. Both fill the same
-table.
+own reader, slower, which takes all that is valid and names file and line of what is not. So are rows that do
+not say whose they are: a name made of what was asked is that reader's to give. Both fill the same table.
 
 A field holds its number (`numbers.py` says what is one); null where it is missing; NaN where it is there and
 none.
@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,7 +25,7 @@ import duckdb
 from rollbook.data.expression import value_at
 from rollbook.data.numbers import as_number, sql_number
 from rollbook.data.rows import Advance, Row, RowCount, read_rows
-from rollbook.records.row_keys import KEY, TASK_INDEX, task_of
+from rollbook.records.row_keys import KEY, PROMPTS, TASK_INDEX, task_of
 
 Field = list[str | int]
 
@@ -32,7 +33,6 @@ _BATCH = 10_000
 _THREADS = 8  # each holds two buffers of 16 MB
 _GLOB = frozenset("*?[")
 _NAMES = (KEY, "task_id", TASK_INDEX, "id")
-_PROMPTS = ("responses_create_params", "messages", "prompt", "question", "instruction", "input")
 _STOP = "stop_reason"
 # Who the row is, as `task_of` says: names are texts or whole numbers.
 _NAMED = (
@@ -43,9 +43,8 @@ _NAMED = (
 class NumberTable:
     """The table `numbers`: columns f0, f1, ... for the fields, `task` (a hash) and `stop`."""
 
-    def __init__(self, fields: Sequence[Field], *, is_unnamed: bool, memory: str = "1GB") -> None:
+    def __init__(self, fields: Sequence[Field], *, memory: str = "1GB") -> None:
         self._fields = fields
-        self._prompts = _PROMPTS if is_unnamed else ()
         self._directory = tempfile.TemporaryDirectory(prefix="rollbook-stats-")
         self._connection = duckdb.connect()
         self._connection.execute("set enable_progress_bar = false")  # it would draw into our output
@@ -56,17 +55,19 @@ class NumberTable:
 
     def fill(self, paths: Sequence[Path], advance: Advance) -> bool:
         """True where DuckDB read it all."""
-        try:
-            self._create()
-            for path in paths:
-                self._insert_by_duckdb(path)
-                advance(path.stat().st_size)
-            return True
-        except (duckdb.Error, _NotForDuckDB):
-            self._create()
-            for path in paths:
-                self._insert_rows(path, advance)
-            return False
+        if all(map(_begins_with_a_name, paths)):
+            with suppress(duckdb.Error, _NotForDuckDB):
+                self._create()
+                for path in paths:
+                    self._insert_by_duckdb(path)
+                    advance(path.stat().st_size)
+                if self.ask("select count(*) from numbers where task is null") == [(0,)]:
+                    return True
+                advance = _unheard
+        self._create()
+        for path in paths:
+            self._insert_rows(path, advance)
+        return False
 
     def ask(self, question: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         return self._connection.execute(question, list(parameters)).fetchall()
@@ -91,9 +92,6 @@ class NumberTable:
         names = [_NAMED.format(f"{_quoted(name)}::varchar") for name in _NAMES]
         names[0] = f"regexp_replace({names[0]}, '#[0-9]+$', '')"
         names[2] = f"'index-' || {names[2]}"
-        asked = "".join(f", {_quoted(name)}::varchar" for name in self._prompts)
-        if asked:
-            names.append(f"nullif(concat_ws('|'{asked}), '')")
         chosen = [sql_number(self._text_of(field)) for field in self._fields]
         chosen += [_hashed(f"coalesce({', '.join(names)})"), f"{_quoted(_STOP)}->>'$'"]
         self._connection.execute(f"insert into numbers select {', '.join(chosen)} from {source}")
@@ -117,7 +115,7 @@ class NumberTable:
 
     def _columns(self) -> dict[str, str]:
         """The columns to read: JSON, or a struct with JSON at its ends where only parts are wanted."""
-        columns = dict.fromkeys((*_NAMES, *self._prompts, _STOP), "JSON")
+        columns = dict.fromkeys((*_NAMES, _STOP), "JSON")
         trees: dict[str, Any] = {}
         for field in self._fields:
             head = str(field[0])
@@ -146,7 +144,7 @@ class NumberTable:
         value = row.value()
         stop = value.get(_STOP)
         numbers = [_as_number(value_at(value, field)) for field in self._fields]
-        is_known = is_named(value) or any(value.get(name) is not None for name in _PROMPTS)
+        is_known = any(value.get(name) is not None for name in (*_NAMES, *PROMPTS))
         return [*numbers, task_of(value) if is_known else None, None if stop is None else str(stop)]
 
     def _insert(self, columns: list[list[Any]]) -> None:
@@ -165,9 +163,13 @@ class _NotForDuckDB(Exception):
     """A name or a path that DuckDB would read as something else."""
 
 
-def is_named(row: Mapping[str, Any]) -> bool:
-    """Whether a row says which task it belongs to."""
-    return any(row.get(name) is not None for name in _NAMES)
+def _begins_with_a_name(path: Path) -> bool:
+    first = next(read_rows(path), None)
+    return first is None or any(first.value().get(name) is not None for name in _NAMES)
+
+
+def _unheard(_: int) -> None:
+    """What is read again is no progress."""
 
 
 def _as_number(value: Any) -> float | None:

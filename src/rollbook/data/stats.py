@@ -8,7 +8,6 @@ files beside it say what was expected and what failed. Memory is bounded: what d
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +19,8 @@ import orjson
 
 from rollbook.data.coverage import planned_by
 from rollbook.data.expression import field_path
-from rollbook.data.inputs import find_inputs
-from rollbook.data.job import manifest_path
-from rollbook.data.number_table import Field, NumberTable, is_named
+from rollbook.data.inputs import find_inputs, manifest_path
+from rollbook.data.number_table import Field, NumberTable
 from rollbook.data.numbers import is_number
 from rollbook.data.rows import Advance, read_rows
 from rollbook.records.record import decode_json
@@ -77,7 +75,7 @@ def stats(
     """Without `fields`: the reward, the top-level numbers and the token counts."""
     found = find_inputs(inputs)
     chosen = {text: field_path(text) for text in fields} or _numbers_in(found.paths)
-    with _TaskTable(list(chosen.values()), is_unnamed=False) as table:
+    with NumberTable(list(chosen.values())) as table:
         table.fill(found.paths, advance)
         ((rows, tasks, without_task),) = table.ask(
             "select count(*), count(distinct task), count(*) filter (task is null) from numbers"
@@ -107,30 +105,6 @@ def stats(
             without_manifest=[str(path) for path in planned.without],
             failures=_failures(found.paths),
         )
-
-
-class _TaskTable(NumberTable):
-    """With every task under its name. Rows that say it are read by DuckDB; a name made of what was asked,
-    whatever the order of its keys, is our own reader's to give, so then it reads them all."""
-
-    def fill(self, paths: Sequence[Path], advance: Advance) -> bool:
-        if all(map(_begins_with_a_name, paths)):
-            is_by_duckdb = super().fill(paths, advance)
-            if not is_by_duckdb or self.ask("select bool_and(task is not null) from numbers") != [(False,)]:
-                return is_by_duckdb
-            advance = _unheard
-        self._create()
-        for path in paths:
-            self._insert_rows(path, advance)
-        return False
-
-
-def _unheard(_: int) -> None:
-    """What is read again is no progress."""
-
-
-def _begins_with_a_name(path: Path) -> bool:
-    return all(is_named(row.value()) for row in itertools.islice(read_rows(path), 1))
 
 
 def _numbers_in(paths: Sequence[Path]) -> dict[str, Field]:

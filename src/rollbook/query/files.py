@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from rollbook.data.job import manifest_owner
+from rollbook.data.inputs import manifest_owner
 from rollbook.errors import BadFileError, UsageError
 from rollbook.records.layout import TRAIN, Artifact, RunFiles, eval_split
 from rollbook.records.run_info import RunInfo, read_run_info

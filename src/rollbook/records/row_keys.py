@@ -17,7 +17,7 @@ KEY = "_rb_key"
 TASK_INDEX = "_ng_task_index"
 ROLLOUT_INDEX = "_ng_rollout_index"
 _DIGITS = 18  # of a repeat: what every reader takes for a whole number
-_PROMPTS = ("responses_create_params", "messages", "prompt", "question", "instruction", "input")
+PROMPTS = ("responses_create_params", "messages", "prompt", "question", "instruction", "input")
 
 
 def key_of(task_id: str, repeat: int) -> str:
@@ -48,7 +48,7 @@ def task_of(row: Mapping[str, Any]) -> str:
         value = row.get(name)
         if isinstance(value, str | int) and not isinstance(value, bool):
             return str(value) if name != TASK_INDEX else f"index-{value}"
-    asked = {name: row[name] for name in _PROMPTS if name in row}
+    asked = {name: row[name] for name in PROMPTS if name in row}
     return _hash_of(asked or row)
 
 

@@ -12,8 +12,9 @@ import pytest
 from collecting import config, results, row, run, small_input, write_rows
 from rollbook.collect.executor import LocalExecutor
 from rollbook.collect.rows import Item, Outcome, make_task
+from rollbook.data.sft import sft
 from rollbook.envs.agent import EnvironmentAgent
-from rollbook.envs.base import Environment, Feedback
+from rollbook.envs.base import Environment, Feedback, Start, Task
 from rollbook.policies.base import Completion, FailureKind, Message, Request, Usage
 from rollbook.policies.scripted import ScriptedPolicy
 
@@ -118,6 +119,55 @@ def test_overrides_reach_the_policy_and_the_row() -> None:
     assert task.messages[0] == {"role": "system", "content": "Be brief."}
     assert task.row["responses_create_params"]["temperature"] == 0.7
     assert orjson.loads(task.params["metadata"]["extra_body"]) == {"seed": 1}
+
+
+class Opening(Environment):
+    """Opens with rules before the row's messages, and a hint after them."""
+
+    def start(self, task: Task) -> Start:
+        rules, hint = {"role": "system", "content": "RULES"}, {"role": "user", "content": "HINT"}
+        task.messages.insert(0, rules)
+        return Start(messages=[*task.messages, hint], tools=[*task.tools, {**TOOL, "name": "ask"}])
+
+    def step(self, message: Message) -> Feedback:
+        return Feedback(reward=1.0)
+
+
+class Hinting(Environment):
+    def start(self, task: Task) -> Start:
+        return Start(messages=[*task.messages, {"role": "user", "content": "HINT"}])
+
+    def step(self, message: Message) -> Feedback:
+        return Feedback(reward=1.0)
+
+
+def opened(kind: type[Environment], **params: Any) -> bytes:
+    given = row("a", "What?")
+    given["responses_create_params"] |= params
+    executor = LocalExecutor(EnvironmentAgent(kind, ScriptedPolicy(["yes"])), {}, add_seed=False)
+    outcome = asyncio.run(executor.run(Item(0, 0, "a", orjson.dumps(given))))
+    assert outcome.failure is None, outcome.message
+    return outcome.line
+
+
+def test_a_prompt_that_the_environment_changed_is_learned_from_as_it_was_shown(tmp_path: Path) -> None:
+    shown = {
+        "plain": (opened(Opening), ["RULES", "What?", "HINT"]),
+        "instructed": (opened(Opening, instructions="BRIEF"), ["RULES", "BRIEF", "What?", "HINT"]),
+        "hinted": (opened(Hinting, instructions="BRIEF"), ["BRIEF", "What?", "HINT"]),
+    }
+    for name, (line, said) in shown.items():
+        (tmp_path / f"{name}.jsonl").write_bytes(line + b"\n")
+        sft([tmp_path / f"{name}.jsonl"], tmp_path / f"{name}_sft.jsonl")
+        made = orjson.loads((tmp_path / f"{name}_sft.jsonl").read_bytes())
+        assert [message["content"] for message in made["messages"]] == [*said, "yes"]
+    assert orjson.loads(shown["hinted"][0])["responses_create_params"]["instructions"] == "BRIEF"
+
+
+def test_tools_that_the_environment_added_to_the_rows_stand_beside_them() -> None:
+    asked = orjson.loads(opened(Opening, tools=[TOOL]))["responses_create_params"]
+    assert [tool["name"] for tool in asked["tools"]] == ["add", "ask"]
+    assert "tools" not in orjson.loads(opened(Opening))["responses_create_params"]
 
 
 def test_a_bug_in_an_environment_is_the_failure_of_its_row() -> None:

@@ -17,7 +17,7 @@ import orjson
 from rollbook.envs.agent import Episode
 from rollbook.envs.base import Task
 from rollbook.policies.base import Completion, FailureKind
-from rollbook.policies.conversion import from_chat, to_chat
+from rollbook.policies.conversion import from_chat, responses_tools, to_chat
 from rollbook.records.plain import encode, to_plain
 from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX, key_of
 
@@ -81,7 +81,7 @@ def output_line(item: Item, task: Task, episode: Episode) -> bytes:
         TASK_INDEX: row.get(TASK_INDEX, item.row),
         ROLLOUT_INDEX: item.repeat,
         "reward": episode.reward,
-        "responses_create_params": row["responses_create_params"],
+        "responses_create_params": _params_seen(task, episode),
         "response": episode.response or _response(task, episode),
         "stop_reason": episode.stop_reason,
         "num_turns": len(episode.steps) or 1,
@@ -97,6 +97,22 @@ def output_line(item: Item, task: Task, episode: Episode) -> bytes:
         return orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:  # a torch scalar in a metric, a lone surrogate in an answer
         return encode(to_plain(line))
+
+
+def _params_seen(task: Task, episode: Episode) -> dict[str, Any]:
+    """The row's own, unless the environment opened with other messages: then what the policy was shown."""
+    params: dict[str, Any] = task.row["responses_create_params"]
+    instructions, prompt = params.get("instructions"), episode.prompt
+    # Not `task.messages`, which an environment may have changed in place.
+    if prompt and prompt != to_chat(params["input"], instructions):
+        if instructions and prompt[0] == {"role": "system", "content": instructions}:
+            params = {**params, "input": from_chat(prompt[1:])}
+        else:
+            rest = {key: value for key, value in params.items() if key != "instructions"}
+            params = {**rest, "input": from_chat(prompt)}
+    if params.get("tools") and episode.response is None and episode.tools != params["tools"]:
+        params = {**params, "tools": responses_tools(episode.tools)}
+    return params
 
 
 def _metrics(episode: Episode) -> dict[str, Any]:

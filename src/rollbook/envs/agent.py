@@ -73,7 +73,7 @@ class EnvironmentAgent:
     async def _play(self, environment: Environment, task: Task) -> Episode:
         start: Start = await _guarded(environment.start, task, returns=Start)
         conversation = list(start.messages)
-        episode = Episode(reward=0.0, messages=[], prompt=start.messages, tools=start.tools)
+        episode = Episode(reward=0.0, messages=[], prompt=list(start.messages), tools=start.tools)
         for turn in range(self._max_turns):
             completion = await self._policy.act(Request(conversation, start.tools, task.params, turn))
             feedback: Feedback = await _guarded(environment.step, completion.message, returns=Feedback)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -18,13 +19,18 @@ from collecting import (
     row,
     run,
     script,
+    settings,
     small_input,
     write_rows,
 )
 from rollbook.collect.progress import read_progress
-from rollbook.collect.settings import CollectSettings
+from rollbook.collect.ray_engine import RolloutActor
+from rollbook.collect.rows import Item, Outcome
+from rollbook.collect.settings import CollectSettings, encode_settings
+from rollbook.collect.wire import decode_outcomes, encode
 from rollbook.collect.worker_pool import WorkerPool
 from rollbook.errors import RollbookError, UsageError
+from rollbook.policies.base import FailureKind
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +87,73 @@ def test_a_worker_that_leaves_a_process_behind_is_missed_when_it_dies(tmp_path: 
     assert progress.failures["worker_lost"] >= 1
 
 
+FAULTY = """
+import asyncio
+
+from rollbook.envs import Environment
+from rollbook.envs.base import Feedback
+
+class Panic(BaseException):
+    pass
+
+class e(Environment):
+    def start(self, task):
+        self.id = task.id
+        return super().start(task)
+
+    async def step(self, message):
+        match self.id:
+            case "t1":
+                raise Panic("half a \\ud83c character")
+            case "t2":
+                raise asyncio.CancelledError
+            case "t3":
+                asyncio.current_task().cancel()
+                await asyncio.sleep(0)
+            case "t4":
+                raise KeyboardInterrupt
+            case "t5":
+                return Feedback(reward=1.0, stop_reason=5)
+        return Feedback(reward=1.0)
+"""
+
+
+def faulty(directory: Path) -> None:
+    small_input(directory, 7)
+    (directory / "env.py").write_text(FAULTY)
+    agent = {"env": {"name": f"{directory / 'env.py'}:e"}, "policy": {"kind": "scripted", "script": ["2"]}}
+    config(directory, agents={"a": agent})
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_whatever_an_environment_raises_is_the_failure_of_its_row(workers: int, tmp_path: Path) -> None:
+    faulty(tmp_path)
+    progress = run(tmp_path, f"workers={workers}")
+    failures = [orjson.loads(line) for line in (tmp_path / "out_failures.jsonl").read_bytes().splitlines()]
+    assert {failure["_rb_key"] for failure in failures} == {"t1#0", "t2#0", "t3#0", "t4#0"}
+    assert {failure["kind"] for failure in failures} == {"environment"}
+    assert (progress.done, progress.failed, progress.missing) == (3, 4, 4)
+    assert_exactly_once(tmp_path / "out.jsonl", {"t0#0", "t5#0", "t6#0"})
+
+
+def test_an_actor_has_an_outcome_for_every_item(tmp_path: Path) -> None:
+    faulty(tmp_path)
+    items = [Item(n, 0, f"t{n}", orjson.dumps(row(f"t{n}"))) for n in range(7)]
+
+    async def play() -> list[Outcome]:
+        actor = RolloutActor()
+        await actor.prepare(encode_settings(settings(tmp_path)), str(Path.cwd()), {})
+        await actor.begin(encode(items))
+        outcomes: list[Outcome] = []
+        while len(outcomes) < len(items):
+            outcomes += decode_outcomes(await asyncio.wait_for(actor.finished(), 60))
+        await actor.close()
+        return outcomes
+
+    kinds = {outcome.row: outcome.failure for outcome in asyncio.run(play())}
+    assert kinds == {n: FailureKind.ENVIRONMENT if n in range(1, 5) else None for n in range(7)}
+
+
 def test_settings_that_cannot_work_are_refused_before_any_worker(tmp_path: Path) -> None:
     small_input(tmp_path, 3)
     endpoint = {"kind": "openai", "base_url": "http://127.0.0.1:9/v1", "model": "m"}
@@ -113,9 +186,9 @@ def test_no_more_workers_than_there_is_to_do(tmp_path: Path, monkeypatch: pytest
     started: list[int] = []
     begin = WorkerPool.__init__
 
-    def counted(pool: WorkerPool, settings: CollectSettings) -> None:
-        started.append(settings.workers)
-        begin(pool, settings)
+    def counted(pool: WorkerPool, chosen: CollectSettings) -> None:
+        started.append(chosen.workers)
+        begin(pool, chosen)
 
     monkeypatch.setattr(WorkerPool, "__init__", counted)
     run(tmp_path, "workers=8", "limit=2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +75,27 @@ async def _raise_later(*arguments: Any) -> Any:
     raise ValueError("broken here")
 
 
+class Panic(BaseException):
+    """As code in Rust raises it."""
+
+
+def _panic(*arguments: Any) -> Any:
+    raise Panic("broken here")
+
+
+async def _leak(*arguments: Any) -> Any:
+    raise asyncio.CancelledError("broken here")
+
+
+class _Wordless(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def _raise_wordless(*arguments: Any) -> Any:
+    raise _Wordless
+
+
 def _fine(self: Any, message: Message) -> Feedback:
     return Feedback(reward=1.0)
 
@@ -86,6 +108,12 @@ def _fine(self: Any, message: Message) -> Feedback:
         ({"step": _raise}, r"Broken\.\w+: ValueError: broken here"),
         ({"step": _raise_later}, "broken here"),
         ({"step": _fine, "close": _raise}, "broken here"),
+        ({"__init__": _panic}, "Panic: broken here"),
+        ({"start": _panic}, "Panic: broken here"),
+        ({"step": _panic}, "Panic: broken here"),
+        ({"step": _leak}, "CancelledError: broken here"),
+        ({"step": _fine, "close": _panic}, "Panic: broken here"),
+        ({"step": _raise_wordless}, "_Wordless: its text failed with ValueError"),
         ({"start": lambda self, task: None, "step": _fine}, "must return a Start, not NoneType"),
         ({"step": lambda self, message: 1.0}, "must return a Feedback, not float"),
         ({"step": lambda self, message: Feedback(reward=float("nan"))}, "the reward nan"),
@@ -112,6 +140,25 @@ def test_the_first_failure_counts_and_the_environment_is_closed() -> None:
 
     failure = failure_of(EnvironmentAgent(_broken(close=close), ScriptedPolicy(refuse)), question())
     assert failure.kind is FailureKind.RATE_LIMIT
+    assert closed == [True]
+
+
+def test_a_cancel_from_outside_is_no_failure_and_the_environment_is_closed() -> None:
+    async def hang(self: Any, message: Message) -> Feedback:
+        await asyncio.sleep(3600)
+        return Feedback()
+
+    closed: list[bool] = []
+    kind = _broken(step=hang, close=lambda self: closed.append(True))
+
+    async def play() -> None:
+        task = asyncio.ensure_future(EnvironmentAgent(kind, ScriptedPolicy("x")).run(question()))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(play())
     assert closed == [True]
 
 

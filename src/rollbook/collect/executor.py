@@ -17,8 +17,8 @@ from rollbook.collect.rows import Item, Outcome, believable, make_task, output_l
 from rollbook.collect.settings import CollectSettings
 from rollbook.envs.agent import Agent
 from rollbook.envs.agents import build_agent
-from rollbook.envs.base import Task
-from rollbook.policies.base import FailureKind, RolloutFailure
+from rollbook.envs.base import Task, what_and_where
+from rollbook.policies.base import FailureKind, RolloutFailure, is_for_the_task
 
 
 class Executor(Protocol):
@@ -55,19 +55,21 @@ class LocalExecutor:
             task = self._task(item)
             episode = await self._agent.run(task)
             outcome.line = output_line(item, task, episode)
-        except RolloutFailure as failure:
-            outcome.failure, outcome.message = failure.kind, str(failure)
-            outcome.status, outcome.retry_after = failure.status, failure.retry_after
-        except NotSent:
-            outcome.not_sent = True
-        except Exception as error:  # a bug in someone's environment is that row's failure, not the run's
-            outcome.failure = FailureKind.ENVIRONMENT
-            outcome.message = f"{type(error).__name__}: {error}"
-        else:
             outcome.reward = float(episode.reward)
             outcome.input_tokens = believable(episode.usage.input_tokens)
             outcome.output_tokens = believable(episode.usage.output_tokens)
-            outcome.stop_reason = episode.stop_reason
+            outcome.stop_reason = _text(episode.stop_reason)
+        except RolloutFailure as failure:
+            outcome.failure, outcome.message = failure.kind, _text(failure)
+            outcome.status, outcome.retry_after = failure.status, failure.retry_after
+        except NotSent:
+            outcome.not_sent = True
+        except BaseException as error:  # a bug in someone's code is that row's failure, not the run's
+            # While rollouts run, Ctrl-C is heard by the loop: a KeyboardInterrupt here is somebody's own.
+            if isinstance(error, asyncio.CancelledError) and is_for_the_task(error):
+                raise
+            outcome = Outcome(item.row, item.repeat, failure=FailureKind.ENVIRONMENT)
+            outcome.message = _text(what_and_where(error))
         outcome.seconds = time.monotonic() - started
         return outcome
 
@@ -80,6 +82,17 @@ class LocalExecutor:
 
     async def close(self) -> None:
         await self._agent.close()
+
+
+def cancelled_by_itself(item: Item) -> Outcome:
+    """Of an item whose task was cancelled while those who run it want it to go on."""
+    message = "the task of the rollout was cancelled by the environment's or the policy's own code"
+    return Outcome(item.row, item.repeat, failure=FailureKind.ENVIRONMENT, message=message)
+
+
+def _text(value: object) -> str:
+    """Without half characters, which can neither be written nor sent to another process."""
+    return str(value).encode("utf-8", "replace").decode()
 
 
 def local_executor(settings: CollectSettings, share: int = 1) -> LocalExecutor:

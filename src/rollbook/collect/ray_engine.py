@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rollbook.collect.crew import Crew, Gone, Member
-from rollbook.collect.executor import local_executor
+from rollbook.collect.executor import cancelled_by_itself, local_executor
 from rollbook.collect.rows import Item, Outcome
 from rollbook.collect.settings import CollectSettings, decode_settings, encode_settings
 from rollbook.collect.wire import decode_items, decode_outcomes, encode
@@ -150,7 +150,10 @@ class RolloutActor:
         await self._executor.close()
 
     async def _do(self, item: Item) -> None:
-        outcome = await self._executor.run(item)
+        try:
+            outcome = await self._executor.run(item)
+        except asyncio.CancelledError:  # on `close`, too, when nobody fetches it any more
+            outcome = cancelled_by_itself(item)
         self._finished.append(outcome)  # to the list of now: `finished` may have put a new one in its place
         self._is_any.set()
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Protocol
 
-from rollbook.collect.executor import Executor
+from rollbook.collect.executor import Executor, cancelled_by_itself
 from rollbook.collect.limits import Concurrency
 from rollbook.collect.retry import Attempts, RetrySettings
 from rollbook.collect.rows import Item, Outcome
@@ -57,6 +57,7 @@ class Scheduler:
         self._error: BaseException | None = None
         self._exhausted = False
         self._draining = False
+        self._ending = False
         self._order = 0
 
     @property
@@ -83,6 +84,7 @@ class Scheduler:
                 await self._sleep()
             raise self._error
         finally:
+            self._ending = True
             for task in list(self._flying):
                 task.cancel()
             await asyncio.gather(*self._flying, return_exceptions=True)
@@ -135,7 +137,12 @@ class Scheduler:
         started = time.monotonic()
         before = self._attempts.get((item.row, item.repeat))
         alone = before is not None and before.may_be_the_culprit(self._retry)
-        outcome = await self._executor.run(item, alone=alone)
+        try:
+            outcome = await self._executor.run(item, alone=alone)
+        except asyncio.CancelledError:
+            if self._ending:
+                raise
+            outcome = cancelled_by_itself(item)
         if outcome.not_sent:
             return
         kind = outcome.failure

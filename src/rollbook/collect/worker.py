@@ -11,7 +11,7 @@ import signal
 import sys
 from contextlib import suppress
 
-from rollbook.collect.executor import LocalExecutor, local_executor
+from rollbook.collect.executor import LocalExecutor, cancelled_by_itself, local_executor
 from rollbook.collect.rows import Item, Outcome
 from rollbook.collect.settings import decode_settings
 from rollbook.collect.wire import outcomes_frame, read_frame, read_items
@@ -41,7 +41,11 @@ class _Outbox:
 
 
 async def _do(item: Item, executor: LocalExecutor, outbox: _Outbox) -> None:
-    outbox.put(await executor.run(item))
+    try:
+        outcome = await executor.run(item)
+    except asyncio.CancelledError:  # at the end of our input, too, when nobody reads it any more
+        outcome = cancelled_by_itself(item)
+    outbox.put(outcome)
 
 
 async def _work(output: int) -> None:

@@ -19,7 +19,16 @@ from rollbook.envs.base import (
     Task,
     what_and_where,
 )
-from rollbook.policies.base import Completion, FailureKind, Message, Policy, Request, RolloutFailure, Usage
+from rollbook.policies.base import (
+    Completion,
+    FailureKind,
+    Message,
+    Policy,
+    Request,
+    RolloutFailure,
+    Usage,
+    is_for_the_task,
+)
 from rollbook.records.rollouts import Step
 
 
@@ -117,7 +126,9 @@ async def _guarded(call: Any, *arguments: Any, returns: type | None = None) -> A
             result = await result if inspect.isawaitable(result) else result
     except RolloutFailure:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_for_the_task(error):
+            raise
         raise RolloutFailure(FailureKind.ENVIRONMENT, f"{_place(call)}: {what_and_where(error)}") from error
     if returns is not None and not isinstance(result, returns):
         why = f"{_place(call)} must return a {returns.__name__}, not {type(result).__name__}"

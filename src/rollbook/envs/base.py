@@ -109,7 +109,11 @@ class SharingFactory:
 
 def what_and_where(error: BaseException) -> str:
     """What somebody's code raised, and the line of it: a KeyError alone says too little to look for it."""
-    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    try:
+        text = str(error)
+    except Exception as another:  # even its words are somebody's code
+        text = f"its text failed with {type(another).__name__}"
+    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     return f"{said} ({frames[-1].filename}:{frames[-1].lineno})" if frames else said
 

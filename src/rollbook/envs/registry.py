@@ -58,9 +58,9 @@ def environment_factory(name: str, settings: Mapping[str, Any]) -> SharingFactor
         raise UsageError(
             f"env {name!r} does not take these settings ({error}); it takes: {_settings_of(kind)}"
         ) from error
-    except RollbookError:
+    except (RollbookError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # an exit or a panic of somebody's code, too
         raise UsageError(f"env {name!r} cannot be made: {what_and_where(error)}") from error
     return SharingFactory(kind, settings)
 
@@ -102,9 +102,9 @@ def load_module(place: str, where: str) -> ModuleType:
         ) from error
     except SyntaxError as error:
         raise UsageError(f"{where}: {error.filename}:{error.lineno}: {error.msg}") from error
-    except RollbookError:
+    except (RollbookError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # an exit or a panic of somebody's code, too
         raise UsageError(f"{where}: importing {place} failed: {what_and_where(error)}") from error
 
 

@@ -6,6 +6,7 @@ A policy gets chat messages and returns one assistant message with its bookkeepi
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
@@ -38,6 +39,18 @@ class RolloutFailure(Exception):
     ) -> None:
         super().__init__(message)
         self.kind, self.status, self.retry_after = kind, status, retry_after
+
+
+def is_for_the_task(error: BaseException) -> bool:
+    """Whether it ends the task on somebody's order, and is not the doing of the code that it came from.
+
+    Other people's code raises what is no Exception, too: a panic in Rust is none, nor is a CancelledError
+    that leaked out of a library. Those are failures of a rollout like any other.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is None or task.cancelling() > 0
+    return isinstance(error, KeyboardInterrupt | GeneratorExit)
 
 
 class Usage(msgspec.Struct):

@@ -8,7 +8,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from rollbook.errors import UsageError
-from rollbook.policies.base import Completion, FailureKind, Message, Request, RolloutFailure, Usage
+from rollbook.policies.base import (
+    Completion,
+    FailureKind,
+    Message,
+    Request,
+    RolloutFailure,
+    Usage,
+    is_for_the_task,
+)
 
 Script = Callable[[Request], "str | Message | Completion | Awaitable[str | Message | Completion]"]
 
@@ -40,7 +48,9 @@ class ScriptedPolicy:
             return await answer if inspect.isawaitable(answer) else answer
         except RolloutFailure:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if is_for_the_task(error):
+                raise
             message = f"the script raised {type(error).__name__}: {error}"
             raise RolloutFailure(FailureKind.BAD_ANSWER, message) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,22 @@ def test_tools_that_the_environment_added_to_the_rows_stand_beside_them() -> Non
     asked = orjson.loads(opened(Opening, tools=[TOOL]))["responses_create_params"]
     assert [tool["name"] for tool in asked["tools"]] == ["add", "ask"]
     assert "tools" not in orjson.loads(opened(Opening))["responses_create_params"]
+
+
+def test_numbers_past_64_bits_are_graded_and_written_exactly(tmp_path: Path) -> None:
+    number = 123456789012345678901234567890
+    given = row("a", expected_answer=0, beside=[{"deep": -number}, "\u2028"], text=str(number))
+    line = json.dumps(given).replace('"expected_answer": 0', f'"expected_answer": {number}')
+    (tmp_path / "in.jsonl").write_text(line + "\n")
+    agent = {
+        "env": {"name": "dataset", "grader": "number"},
+        "policy": {"kind": "scripted", "script": [f"It is {number}."]},
+    }
+    config(tmp_path, agents={"a": agent})
+    run(tmp_path)
+    written = json.loads((tmp_path / "out.jsonl").read_bytes())
+    assert (written["reward"], written["expected_answer"]) == (1.0, number)
+    assert (written["beside"], written["text"]) == (given["beside"], str(number))
 
 
 def test_a_bug_in_an_environment_is_the_failure_of_its_row() -> None:

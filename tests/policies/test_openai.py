@@ -373,10 +373,16 @@ def test_a_base_url_that_is_none_is_refused_at_once(url: str) -> None:
 
 
 def test_a_request_that_is_not_json_is_invalid() -> None:
-    for content in ("\ud800", 1 << 80):
+    for content in ("\ud800", {1, 2}):
         with pytest.raises(RolloutFailure) as caught:
             ask(Told(chat_answer("4")), Request([{"role": "user", "content": content}]))
         assert caught.value.kind is FailureKind.INVALID_REQUEST
+
+
+def test_a_number_of_any_length_is_sent_as_it_is() -> None:
+    server = Told(chat_answer("4"))
+    ask(server, Request(QUESTION, params={"seed": 1 << 80}))
+    assert server.asked[0]["seed"] == 1 << 80
 
 
 def test_one_policy_serves_many_at_once() -> None:

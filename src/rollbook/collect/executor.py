@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
+
 from rollbook.collect.limits import NotSent, ThrottledPolicy
 from rollbook.collect.rows import Item, Outcome, believable, make_task, output_line
 from rollbook.collect.settings import CollectSettings
@@ -19,6 +21,9 @@ from rollbook.envs.agent import Agent
 from rollbook.envs.agents import build_agent
 from rollbook.envs.base import Task, what_and_where
 from rollbook.policies.base import FailureKind, RolloutFailure, is_for_the_task
+
+# What a row whose messages are of another shape than the API's can raise.
+_OTHER_SHAPE = (TypeError, ValueError, AttributeError, msgspec.MsgspecError)
 
 
 class Executor(Protocol):
@@ -76,7 +81,7 @@ class LocalExecutor:
     def _task(self, item: Item) -> Task:
         try:
             return make_task(item, self._overrides, add_seed=self._add_seed)
-        except (TypeError, ValueError, AttributeError) as error:  # messages of another shape than the API's
+        except _OTHER_SHAPE as error:
             why = f"the row makes no request ({type(error).__name__}: {error})"
             raise RolloutFailure(FailureKind.INVALID_REQUEST, why) from error
 

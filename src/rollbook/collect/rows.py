@@ -22,6 +22,9 @@ from rollbook.records.plain import encode, to_plain
 from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX, key_of
 
 _OWN_FIELDS = frozenset({KEY, TASK_INDEX, ROLLOUT_INDEX, "responses_create_params", "response", "reward"})
+_decode = (
+    msgspec.json.Decoder().decode
+)  # as quick as orjson, which makes floats of whole numbers past 64 bits
 _MOST_TOKENS = 0xFFFFFFFF  # what the journal has room for
 
 
@@ -58,7 +61,7 @@ class Outcome(msgspec.Struct):
 
 
 def make_task(item: Item, overrides: Mapping[str, Any], *, add_seed: bool) -> Task:
-    row = orjson.loads(item.line)
+    row = _decode(item.line)
     params = row["responses_create_params"]
     if overrides:
         params = row["responses_create_params"] = {**params, **overrides}
@@ -95,8 +98,19 @@ def output_line(item: Item, task: Task, episode: Episode) -> bytes:
         line.setdefault("logs", logs)
     try:
         return orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY)
-    except TypeError:  # a torch scalar in a metric, a lone surrogate in an answer
-        return encode(to_plain(line))
+    except TypeError:  # a torch scalar in a metric, a lone surrogate in an answer, a number past 64 bits
+        return encode(_with_exact_numbers(to_plain(line), line))
+
+
+def _with_exact_numbers(plain: Any, value: Any) -> Any:
+    """Whole numbers past 64 bits, which `to_plain` makes text of, as the numbers that the row had."""
+    if type(value) is int and type(plain) is str:
+        return orjson.Fragment(plain)
+    if isinstance(value, Mapping) and isinstance(plain, dict):
+        return {str(name): _with_exact_numbers(plain[str(name)], item) for name, item in value.items()}
+    if isinstance(value, list | tuple) and isinstance(plain, list):
+        return [_with_exact_numbers(*pair) for pair in zip(plain, value, strict=True)]
+    return plain
 
 
 def _params_seen(task: Task, episode: Episode) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import orjson
+import msgspec
 
 from rollbook.envs.agent import Episode, steps_of
 from rollbook.envs.base import Task
@@ -42,11 +42,18 @@ class GymAgent:
     async def run(self, task: Task) -> Episode:
         data = await self._endpoint.post({**task.row, "_ng_rollout_index": task.repeat})
         try:
-            answer = orjson.loads(data)
+            answer = msgspec.json.decode(data)  # which, unlike orjson, keeps whole numbers past 64 bits
             if _FAILURE_CLASS in answer:
                 raise _failure(answer)
             return _episode(answer, task)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            msgspec.MsgspecError,
+            RecursionError,
+        ) as error:
             raise self._endpoint.not_the_protocol(data, error) from None
 
     async def close(self) -> None:

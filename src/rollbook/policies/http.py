@@ -7,6 +7,7 @@ retry waits in belongs to others.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Mapping
@@ -43,11 +44,7 @@ class Endpoint:
         self._session: aiohttp.ClientSession | None = None
 
     async def post(self, body: Mapping[str, Any]) -> bytes:
-        try:
-            data = orjson.dumps(body)
-        except TypeError as error:  # a lone surrogate, a number of more than 64 bits
-            raise RolloutFailure(FailureKind.INVALID_REQUEST, f"the request is not JSON: {error}") from None
-        status, headers, answer = await self._send(data)
+        status, headers, answer = await self._send(_encoded(body))
         if status != 200:
             raise self._refused(status, headers, answer)
         return answer
@@ -100,6 +97,17 @@ class Endpoint:
         if wait is not None:
             message += f" (asks to wait {wait:.1f} s)"
         return RolloutFailure(kind_of_status(status), message, status=status, retry_after=wait)
+
+
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError:  # a lone surrogate; or a whole number past 64 bits, which is JSON all the same
+        pass
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RolloutFailure(FailureKind.INVALID_REQUEST, f"the request is not JSON: {error}") from None
 
 
 def kind_of_status(status: int) -> FailureKind:

@@ -51,7 +51,7 @@ def test_the_last_verdict_counts(said: str, reward: int) -> None:
     assert step.logs == {"judge": said}
 
 
-@pytest.mark.parametrize("said", ["", "It is correct, I think.", "VERDICT: PERHAPS", "VERDICT: CORRECTISH"])
+@pytest.mark.parametrize("said", [" ", "It is correct, I think.", "VERDICT: PERHAPS", "VERDICT: CORRECTISH"])
 def test_a_judge_without_a_verdict_gives_nothing_and_is_counted(said: str) -> None:
     episode = judged(Told(chat_answer(said)))
     assert episode.reward == 0.0

@@ -156,7 +156,8 @@ def test_responses_answer_of_several_items_is_one_reply() -> None:
 
 
 def test_responses_request_keeps_its_own_parameters() -> None:
-    server = Told({"output": []})
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "4"}]}
+    server = Told({"output": [said]})
     params = {
         "max_output_tokens": 9,
         "metadata": {"extra_body": '{"seed": 3}', "who": "me"},

@@ -19,8 +19,17 @@ from rollbook.policies.conversion import (
     to_chat,
 )
 
-# What decoding an answer that is JSON of another shape can raise.
-_OTHER_SHAPE = (msgspec.MsgspecError, IndexError, KeyError, TypeError, AttributeError, RecursionError)
+# What decoding an answer of another shape can raise; a ValueError, of bytes that are not UTF-8.
+_OTHER_SHAPE = (
+    msgspec.MsgspecError,
+    IndexError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    ValueError,
+)
+_GAVE_UP = ("error", "abort")  # finish reasons of engines that did not get to the end
 
 
 class OpenAISettings(msgspec.Struct, kw_only=True):
@@ -60,31 +69,12 @@ class _Choice(msgspec.Struct):
     token_ids: list[int] | None = None
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
-
-
-class _ChatUsage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    completion_tokens_details: _Details | None = None
-
-
 class _ChatAnswer(msgspec.Struct):
     choices: list[_Choice]
     id: str | None = None
     model: str | None = None
-    usage: _ChatUsage | None = None
+    usage: Any = None  # numbers that nothing depends on: odd ones must not spoil a good answer
     prompt_token_ids: list[int] | None = None
-
-
-class _ResponsesUsage(msgspec.Struct):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    input_tokens_details: _Details | None = None
-    output_tokens_details: _Details | None = None
 
 
 class _ResponsesAnswer(msgspec.Struct):
@@ -94,7 +84,7 @@ class _ResponsesAnswer(msgspec.Struct):
     status: str | None = None
     incomplete_details: dict[str, Any] | None = None
     error: Any = None
-    usage: _ResponsesUsage | None = None
+    usage: Any = None
 
 
 _decode_chat = msgspec.json.Decoder(_ChatAnswer).decode
@@ -173,30 +163,27 @@ class OpenAIPolicy:
 def _from_chat_answer(data: bytes) -> Completion:
     answer = _decode_chat(data)
     choice = answer.choices[0]
-    if choice.finish_reason == "error":
-        raise RolloutFailure(FailureKind.SERVER_ERROR, "the server answered 200 and finish_reason 'error'")
+    if choice.finish_reason in _GAVE_UP:
+        why = f"the server answered 200 and finish_reason {choice.finish_reason!r}"
+        raise RolloutFailure(FailureKind.SERVER_ERROR, why)
     said = choice.message
     message: dict[str, Any] = {"role": "assistant", "content": said.content or said.refusal or ""}
     if reasoning := said.reasoning_content or said.reasoning:
         message["reasoning_content"] = reasoning
     if said.tool_calls:
         message["tool_calls"] = said.tool_calls
-    usage = answer.usage or _ChatUsage()
     logprobs = choice.logprobs.content if choice.logprobs else None
-    return Completion(
-        message=message,
-        finish_reason=choice.finish_reason or "stop",
-        usage=Usage(
-            input_tokens=usage.prompt_tokens or 0,
-            output_tokens=usage.completion_tokens or 0,
-            reasoning_tokens=_detail(usage.completion_tokens_details, "reasoning_tokens"),
-            cached_tokens=_detail(usage.prompt_tokens_details, "cached_tokens"),
-        ),
-        model=answer.model,
-        id=answer.id,
-        prompt_token_ids=answer.prompt_token_ids,
-        token_ids=choice.token_ids,
-        logprobs=[item.logprob for item in logprobs] if logprobs is not None else None,
+    return _with_something_said(
+        Completion(
+            message=message,
+            finish_reason=choice.finish_reason or "stop",
+            usage=_usage(answer.usage, "prompt_tokens", "completion_tokens"),
+            model=answer.model,
+            id=answer.id,
+            prompt_token_ids=answer.prompt_token_ids,
+            token_ids=choice.token_ids,
+            logprobs=[item.logprob for item in logprobs] if logprobs is not None else None,
+        )
     )
 
 
@@ -209,28 +196,56 @@ def _from_responses_answer(data: bytes) -> Completion:
         )
     message = one_reply(to_chat(answer.output))
     reason = (answer.incomplete_details or {}).get("reason")
+    if reason in _GAVE_UP:
+        raise RolloutFailure(
+            FailureKind.SERVER_ERROR, f"the server answered 200 and incomplete_details.reason {reason!r}"
+        )
     if reason is not None:
         finish_reason = "length" if reason == "max_output_tokens" else str(reason)
     else:
         finish_reason = "tool_calls" if message.get("tool_calls") else "stop"
-    usage = answer.usage or _ResponsesUsage()
     last = answer.output[-1] if answer.output else {}  # where training servers put what was sampled
-    return Completion(
-        message=message,
-        finish_reason=finish_reason,
-        usage=Usage(
-            input_tokens=usage.input_tokens or 0,
-            output_tokens=usage.output_tokens or 0,
-            reasoning_tokens=_detail(usage.output_tokens_details, "reasoning_tokens"),
-            cached_tokens=_detail(usage.input_tokens_details, "cached_tokens"),
-        ),
-        model=answer.model,
-        id=answer.id,
-        prompt_token_ids=last.get("prompt_token_ids"),
-        token_ids=last.get("generation_token_ids"),
-        logprobs=last.get("generation_log_probs"),
+    return _with_something_said(
+        Completion(
+            message=message,
+            finish_reason=finish_reason,
+            usage=_usage(answer.usage, "input_tokens", "output_tokens"),
+            model=answer.model,
+            id=answer.id,
+            prompt_token_ids=last.get("prompt_token_ids"),
+            token_ids=last.get("generation_token_ids"),
+            logprobs=last.get("generation_log_probs"),
+        )
     )
 
 
-def _detail(details: _Details | None, name: str) -> int:
-    return int(getattr(details, name) or 0) if details is not None else 0
+def _with_something_said(completion: Completion) -> Completion:
+    """Refuse an answer that holds no generation at all: it would earn a reward of zero, which is made up.
+
+    A model that ends at once says nothing too, but the token by which it ended is counted or listed.
+    """
+    message = completion.message
+    said = message["content"] or message.get("reasoning_content") or message.get("tool_calls")
+    sampled = completion.usage.output_tokens or completion.token_ids or completion.logprobs
+    if completion.finish_reason == "stop" and not said and not sampled:
+        raise ValueError("it says nothing, and not a token of it was sampled")
+    return completion
+
+
+def _usage(usage: Any, seen: str, said: str) -> Usage:
+    if not isinstance(usage, dict):
+        return Usage()
+    return Usage(
+        input_tokens=_count(usage, seen),
+        output_tokens=_count(usage, said),
+        reasoning_tokens=_count(usage.get(f"{said}_details"), "reasoning_tokens"),
+        cached_tokens=_count(usage.get(f"{seen}_details"), "cached_tokens"),
+    )
+
+
+def _count(counts: Any, name: str) -> int:
+    """A number of tokens; some servers write it as 5.0, and what is no number of tokens is none."""
+    value = counts.get(name) if isinstance(counts, dict) else None
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    return max(0, value) if type(value) is int else 0

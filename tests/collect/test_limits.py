@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Iterator
 
@@ -64,10 +65,20 @@ def test_waits_double_up_to_the_longest_and_are_jittered() -> None:
 
 def test_retry_after_is_the_least_that_is_waited() -> None:
     settings = RetrySettings(first_wait_s=0.5, longest_wait_s=60)
-    attempts = failed(FailureKind.RATE_LIMIT, 10)
+    attempts = failed(FailureKind.RATE_LIMIT, 3)
     waits = [attempts.wait(20.0, settings, random.Random(seed)) for seed in range(100)]
     assert min(waits) >= 20 and max(waits) <= 22.1
     assert len(set(waits)) > 50
+
+
+@pytest.mark.parametrize("retry_after", [0.0, 0.01, math.nan])
+def test_a_retry_after_of_nothing_does_not_cancel_the_back_off(retry_after: float) -> None:
+    settings = RetrySettings(first_wait_s=1.0, longest_wait_s=8.0)
+    for times, ceiling in [(1, 1), (4, 8), (5000, 8)]:
+        attempts = failed(FailureKind.RATE_LIMIT, times)
+        waits = [attempts.wait(retry_after, settings, random.Random(seed)) for seed in range(300)]
+        assert ceiling * 0.9 < max(waits) <= ceiling + 0.1
+        assert sum(waits) / len(waits) > ceiling * 0.4
 
 
 def test_a_retry_after_of_years_is_not_waited_out() -> None:

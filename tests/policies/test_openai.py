@@ -228,6 +228,11 @@ def test_retry_after_in_seconds_milliseconds_and_as_a_date() -> None:
     assert 3000 < ahead <= 3600
     assert waits({"Retry-After": formatdate(time.time() - 3600, usegmt=True)}) == 0.0
     assert waits({"Retry-After": "soon"}) is None
+    for endless in ("inf", "nan", "9" * 400, "1e999"):
+        assert waits({"Retry-After": endless}) is None
+        assert waits({"retry-after-ms": endless}) is None
+        assert waits({"retry-after-ms": endless, "Retry-After": "7"}) == 7.0
+    assert waits({"retry-after-ms": "-5"}) == 0.0
 
 
 GARBAGE = [

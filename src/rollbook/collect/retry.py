@@ -1,8 +1,8 @@
 """When a failed rollout is tried again, and when it is given up.
 
 Exponential back-off with full jitter, so that a thousand requests refused together do not come back
-together; a server's Retry-After is the least that is waited. Each kind of failure has a budget of attempts
-of its own: a rate limit is patience, an invalid request will not get better.
+together; a server's Retry-After is the least that is waited, and does not shorten the back-off. Each kind of
+failure has a budget of attempts of its own: a rate limit is patience, an invalid request will not get better.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import random
 import msgspec
 
 from rollbook.policies.base import FailureKind
+
+_MOST_DOUBLINGS = 64  # more than any wait has room for
 
 
 class RetrySettings(msgspec.Struct, kw_only=True):
@@ -60,8 +62,10 @@ class Attempts:
 
     def wait(self, retry_after: float | None, settings: RetrySettings, chance: random.Random) -> float:
         """Seconds until the next attempt."""
-        ceiling = min(settings.longest_wait_s, settings.first_wait_s * 2 ** (len(self.failures) - 1))
-        if retry_after is None:
-            return chance.uniform(0, ceiling)
-        retry_after = min(retry_after, settings.longest_retry_after_s)
-        return retry_after + chance.uniform(0, min(ceiling, 0.1 * retry_after + 0.05))
+        doublings = min(len(self.failures) - 1, _MOST_DOUBLINGS)
+        ceiling = min(settings.longest_wait_s, settings.first_wait_s * 2.0**doublings)
+        usual = chance.uniform(0, ceiling)
+        if retry_after is None or math.isnan(retry_after):
+            return usual
+        asked = min(retry_after, settings.longest_retry_after_s)
+        return max(usual, asked + chance.uniform(0, min(ceiling, 0.1 * asked + 0.05)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -143,16 +144,26 @@ def bearer(api_key_env: str | None, key: str) -> dict[str, str]:
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds to wait as the server says: milliseconds, seconds, or an HTTP date."""
     milliseconds, value = headers.get("retry-after-ms"), headers.get("retry-after")
+    wait = _number(milliseconds)
+    if wait is not None:
+        return max(0.0, wait / 1000)
+    if value is None:
+        return None
+    if (wait := _number(value)) is not None:
+        return max(0.0, wait)
     try:
-        if milliseconds is not None:
-            return max(0.0, float(milliseconds) / 1000)
-        if value is None:
-            return None
-        if value.strip().replace(".", "", 1).isdigit():
-            return float(value)
         return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):
         return None
+
+
+def _number(text: str | None) -> float | None:
+    """A finite one: some have asked to wait for `inf`, or for 400 digits of seconds."""
+    try:
+        number = float(text or "")
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def said(error: BaseException) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import orjson
 import pytest
@@ -169,6 +170,32 @@ def test_tools_that_the_environment_added_to_the_rows_stand_beside_them() -> Non
     asked = orjson.loads(opened(Opening, tools=[TOOL]))["responses_create_params"]
     assert [tool["name"] for tool in asked["tools"]] == ["add", "ask"]
     assert "tools" not in orjson.loads(opened(Opening))["responses_create_params"]
+
+
+class Clobbering(Environment):
+    def step(self, message: Message) -> Feedback:
+        metrics = {"id": 7, "correct": 1.0, "_ng_task_index": 3, "turn": 1}
+        return Feedback(reward=1.0, metrics=metrics, logs={"why": "so"})
+
+
+def clobbered(given: dict[str, Any]) -> dict[str, Any]:
+    executor = LocalExecutor(EnvironmentAgent(Clobbering, ScriptedPolicy(["B"])), {}, add_seed=False)
+    outcome = asyncio.run(executor.run(Item(0, 0, "a", orjson.dumps(given))))
+    line: dict[str, Any] = orjson.loads(outcome.line)
+    return line
+
+
+def test_what_a_row_brings_is_not_written_over_by_what_became_of_it() -> None:
+    given = row("a", correct="B", num_turns="many", logs=[1], stop_reason="none")
+    line = clobbered(given)
+    assert {key: line[key] for key in given} == given
+    assert (line["metric_id"], line["metric_correct"], line["turn"]) == (7, 1.0, 1)
+    assert (line["metric_num_turns"], line["metric_stop_reason"]) == (1, "stop")
+    assert line["metric_logs"] == {"0": {"why": "so"}}
+    assert line["_ng_task_index"] == 0
+    assert clobbered(line) == {**line, "response": ANY}  # also when it is collected again
+    collected_before = {**row("a"), "_rb_key": "a#0", "correct": 0.0}
+    assert (clobbered(collected_before)["id"], clobbered(collected_before)["correct"]) == ("a", 1.0)
 
 
 def test_numbers_past_64_bits_are_graded_and_written_exactly(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ scan of prefixes can tell what is done without parsing a row.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -21,10 +21,10 @@ from rollbook.policies.conversion import from_chat, responses_tools, to_chat
 from rollbook.records.plain import encode, to_plain
 from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX, key_of
 
+_NAMES = ("task_id", "id")  # by which a task is known
 _OWN_FIELDS = frozenset({KEY, TASK_INDEX, ROLLOUT_INDEX, "responses_create_params", "response", "reward"})
-_decode = (
-    msgspec.json.Decoder().decode
-)  # as quick as orjson, which makes floats of whole numbers past 64 bits
+# As quick as orjson, which makes floats of whole numbers past 64 bits.
+_decode = msgspec.json.Decoder().decode
 _MOST_TOKENS = 0xFFFFFFFF  # what the journal has room for
 
 
@@ -86,16 +86,13 @@ def output_line(item: Item, task: Task, episode: Episode) -> bytes:
         "reward": episode.reward,
         "responses_create_params": _params_seen(task, episode),
         "response": episode.response or _response(task, episode),
-        "stop_reason": episode.stop_reason,
-        "num_turns": len(episode.steps) or 1,
-        **_metrics(episode),
-        **episode.fields,
     }
+    for name, value in _results(episode):
+        if name not in _OWN_FIELDS:
+            line[_free_name(name, line, row)] = value
     for key, value in row.items():
         if key not in line:
             line[key] = value
-    if logs := {str(step.step_idx): step.logs for step in episode.steps if step.logs}:
-        line.setdefault("logs", logs)
     try:
         return orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:  # a torch scalar in a metric, a lone surrogate in an answer, a number past 64 bits
@@ -129,13 +126,23 @@ def _params_seen(task: Task, episode: Episode) -> dict[str, Any]:
     return params
 
 
-def _metrics(episode: Episode) -> dict[str, Any]:
-    """The episode's numbers as fields of the row; a metric of several turns is their last value."""
-    merged: dict[str, Any] = {}
+def _results(episode: Episode) -> Iterator[tuple[str, Any]]:
+    """What the episode says beside its reward; a metric of several turns is its last value."""
+    yield "stop_reason", episode.stop_reason
+    yield "num_turns", len(episode.steps) or 1
+    metrics: dict[str, Any] = {}
     for step in episode.steps:
-        merged.update(step.metrics)
-    merged.update(episode.metrics)
-    return {key: value for key, value in merged.items() if key not in _OWN_FIELDS}
+        metrics.update(step.metrics)
+    yield from {**metrics, **episode.metrics, **episode.fields}.items()
+    if logs := {str(step.step_idx): step.logs for step in episode.steps if step.logs}:
+        yield "logs", logs
+
+
+def _free_name(name: str, line: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """A field that the row brings is never written over; the result of an earlier collection is."""
+    while name in line or (name in row and (KEY not in row or name in _NAMES or f"metric_{name}" in row)):
+        name = f"metric_{name}"
+    return name
 
 
 def _response(task: Task, episode: Episode) -> dict[str, Any]:

@@ -74,7 +74,9 @@ def _episode(answer: dict[str, Any], task: Task) -> Episode:
     if not math.isfinite(reward):
         raise ValueError(f"the reward is {reward}")
     messages = to_chat(response["output"])
-    rest = {key: value for key, value in answer.items() if key not in _NO_FIELD}
+    rest = {
+        key: value for key, value in answer.items() if key not in _NO_FIELD and not _is_of(task, key, value)
+    }
     return Episode(
         reward=reward,
         messages=messages,
@@ -88,6 +90,11 @@ def _episode(answer: dict[str, Any], task: Task) -> Episode:
         response=response,
         fields={key: value for key, value in rest.items() if not isinstance(value, int | float)},
     )
+
+
+def _is_of(task: Task, key: str, value: Any) -> bool:
+    """Servers give the row's own fields back with their answer."""
+    return key in task.row and bool(task.row[key] == value)
 
 
 def _stop_reason(response: dict[str, Any]) -> str:

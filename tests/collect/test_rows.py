@@ -15,7 +15,7 @@ from collecting import config, results, row, run, small_input, write_rows
 from rollbook.collect.executor import LocalExecutor
 from rollbook.collect.rows import Item, Outcome, make_task
 from rollbook.data.sft import sft
-from rollbook.envs.agent import EnvironmentAgent
+from rollbook.envs.agent import EnvironmentAgent, Episode
 from rollbook.envs.base import Environment, Feedback, Start, Task
 from rollbook.policies.base import Completion, FailureKind, Message, Request, Usage
 from rollbook.policies.scripted import ScriptedPolicy
@@ -225,6 +225,20 @@ def test_a_bug_in_an_environment_is_the_failure_of_its_row() -> None:
     assert outcome.failure is FailureKind.ENVIRONMENT
     assert "KeyError" in outcome.message
     assert outcome.line == b"" and outcome.reward is None
+
+
+@pytest.mark.parametrize("reward", [float("nan"), None])
+def test_a_reward_that_is_no_number_is_a_failure_whoever_played(reward: Any) -> None:
+    class Elsewhere:
+        async def run(self, task: Task) -> Episode:
+            return Episode(reward=reward, messages=[], prompt=task.messages)
+
+        async def close(self) -> None:
+            return None
+
+    item = Item(0, 0, "a", orjson.dumps(row("a")))
+    outcome = asyncio.run(LocalExecutor(Elsewhere(), {}, add_seed=False).run(item))
+    assert (outcome.failure, outcome.reward, outcome.line) == (FailureKind.ENVIRONMENT, None, b"")
 
 
 ENVIRONMENT = """

@@ -143,6 +143,15 @@ def test_the_first_failure_counts_and_the_environment_is_closed() -> None:
     assert closed == [True]
 
 
+def test_rewards_that_add_up_to_no_finite_number_are_a_failure() -> None:
+    def step(self: Any, message: Message) -> Feedback:
+        return Feedback(reward=1.5e308, done=False)
+
+    failure = failure_of(EnvironmentAgent(_broken(step=step), ScriptedPolicy("x"), max_turns=2), question())
+    assert failure.kind is FailureKind.ENVIRONMENT
+    assert "the reward inf, which is not a finite number" in str(failure)
+
+
 def test_a_cancel_from_outside_is_no_failure_and_the_environment_is_closed() -> None:
     async def hang(self: Any, message: Message) -> Feedback:
         await asyncio.sleep(3600)

@@ -7,6 +7,7 @@ process that held it included, is an outcome too.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -59,8 +60,10 @@ class LocalExecutor:
         try:
             task = self._task(item)
             episode = await self._agent.run(task)
-            outcome.line = output_line(item, task, episode)
             outcome.reward = float(episode.reward)
+            if not math.isfinite(outcome.reward):
+                raise ValueError(f"the reward is {episode.reward!r}, which is not a finite number")
+            outcome.line = output_line(item, task, episode)
             outcome.input_tokens = believable(episode.usage.input_tokens)
             outcome.output_tokens = believable(episode.usage.output_tokens)
             outcome.stop_reason = _text(episode.stop_reason)

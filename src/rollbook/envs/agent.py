@@ -90,7 +90,7 @@ class EnvironmentAgent:
             self._note(episode, completion, turn)
             step = episode.steps[-1]
             step.reward, step.metrics, step.logs = reward, feedback.metrics, feedback.logs
-            episode.reward += reward
+            episode.reward = _number(episode.reward + reward, environment)
             conversation += (completion.message, *feedback.messages)
             episode.messages += (completion.message, *feedback.messages)
             if feedback.done:

@@ -15,7 +15,7 @@ from rollbook.envs.agent import Episode, steps_of
 from rollbook.envs.base import Task
 from rollbook.policies.base import FailureKind, RolloutFailure, Usage
 from rollbook.policies.conversion import to_chat
-from rollbook.policies.http import Endpoint, checked_url
+from rollbook.policies.http import Endpoint, check_timeouts, checked_url
 
 _FAILURE_CLASS = "_ng_failure_class"
 _NO_FIELD = frozenset(
@@ -34,6 +34,7 @@ class GymAgent:
     def __init__(
         self, url: str, *, connect_timeout_s: float = 30.0, total_timeout_s: float | None = 3600.0
     ) -> None:
+        check_timeouts(connect_timeout_s, total_timeout_s, "env")
         base = checked_url(url, "env.url").removesuffix("/run")
         self._endpoint = Endpoint(
             f"{base}/run", connect_timeout_s=connect_timeout_s, total_timeout_s=total_timeout_s

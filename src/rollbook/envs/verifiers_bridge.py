@@ -24,7 +24,7 @@ from rollbook.envs.registry import look_here_too
 from rollbook.errors import UsageError
 from rollbook.policies.base import FailureKind, Message, RolloutFailure, Usage
 from rollbook.policies.conversion import chat_params
-from rollbook.policies.http import bearer, checked_url, kind_of_status, said
+from rollbook.policies.http import bearer, check_timeouts, checked_url, kind_of_status, said
 from rollbook.policies.openai import OpenAISettings
 
 PREFIX = "verifiers:"
@@ -39,6 +39,7 @@ class VerifiersAgent:
     def __init__(self, name: str, settings: Mapping[str, Any], policy: OpenAISettings) -> None:
         checked_url(policy.base_url, "policy.base_url")
         bearer(policy.api_key_env, "policy.api_key_env")
+        check_timeouts(policy.connect_timeout_s, policy.total_timeout_s, "policy")
         self._environment = _load(name, settings)
         self._environment.check()
         self._policy = policy

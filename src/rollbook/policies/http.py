@@ -131,6 +131,18 @@ def checked_url(url: str, key: str) -> str:
     return url.rstrip("/")
 
 
+def check_timeouts(connect_timeout_s: float, total_timeout_s: float | None, where: str) -> None:
+    """Refuse, by its key, one that nothing can be done within, or that is taken for no limit at all."""
+    if not 0 < connect_timeout_s < math.inf:
+        raise UsageError(
+            f"{where}.connect_timeout_s is {connect_timeout_s:g}; it must be above 0, such as 30"
+        )
+    if total_timeout_s is not None and not 0 < total_timeout_s < math.inf:
+        raise UsageError(
+            f"{where}.total_timeout_s is {total_timeout_s:g}; it must be above 0, or null for no limit"
+        )
+
+
 def bearer(api_key_env: str | None, key: str) -> dict[str, str]:
     """The Authorization header, from an environment variable: keys never stand in a file."""
     if api_key_env is None:
@@ -138,6 +150,11 @@ def bearer(api_key_env: str | None, key: str) -> dict[str, str]:
     secret = os.environ.get(api_key_env)
     if not secret:
         raise UsageError(f"{key} names {api_key_env}, which is not set; type: export {api_key_env}=...")
+    if not secret.isprintable() or secret != secret.strip():  # a key read from a file of another system
+        raise UsageError(
+            f"{key} names {api_key_env}, which holds a line end, a blank or the like that no key has; type: "
+            f'export {api_key_env}="$(printf %s "${api_key_env}" | tr -d \'[:cntrl:][:space:]\')"'
+        )
     return {"Authorization": f"Bearer {secret}"}
 
 

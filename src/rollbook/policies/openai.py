@@ -103,8 +103,9 @@ class OpenAIPolicy:
         path = "/chat/completions" if self._by_chat else "/responses"
         key = f"{where}.api_key_env"
         # Not at the top of the file: those who only describe a policy need no HTTP, which is long to import.
-        from rollbook.policies.http import Endpoint, bearer, checked_url
+        from rollbook.policies.http import Endpoint, bearer, check_timeouts, checked_url
 
+        check_timeouts(settings.connect_timeout_s, settings.total_timeout_s, where)
         self._endpoint = Endpoint(
             checked_url(settings.base_url, f"{where}.base_url") + path,
             headers={**settings.headers, **bearer(settings.api_key_env, key)},

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import orjson
 import pytest
 
 from collecting import (
+    PATIENCE,
     assert_exactly_once,
     command,
     config,
@@ -21,6 +26,7 @@ from collecting import (
     script,
     settings,
     small_input,
+    start,
     write_rows,
 )
 from rollbook.collect.progress import read_progress
@@ -36,6 +42,22 @@ from rollbook.policies.base import FailureKind
 @pytest.fixture(autouse=True)
 def _history_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLLBOOK_ARTIFACTS", str(tmp_path / "artifacts"))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    """Not gone, and not a zombie that nobody has taken note of."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
 
 
 def test_workers_do_the_same(tmp_path: Path) -> None:
@@ -85,6 +107,34 @@ def test_a_worker_that_leaves_a_process_behind_is_missed_when_it_dies(tmp_path: 
     os.kill(int(pid.read_text()), signal.SIGKILL)  # it is still there
     assert progress.done == 6
     assert progress.failures["worker_lost"] >= 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
+def test_workers_do_not_outlive_a_collector_that_was_killed_while_they_hang(tmp_path: Path) -> None:
+    small_input(tmp_path, 2)
+    body = "(pathlib.Path(__file__).parent / f'{os.getpid()}.hangs').touch()\nwhile True:\n    time.sleep(1)"
+    config(tmp_path, script(tmp_path, body))
+    collector = start(tmp_path, "workers=2", "num_samples_in_parallel=2")
+    until(lambda: len(list(tmp_path.glob("*.hangs"))) == 2)
+    workers = [int(path.stem) for path in tmp_path.glob("*.hangs")]
+    collector.kill()
+    collector.wait()
+    try:
+        until(lambda: not any(map(is_alive, workers)))
+    finally:
+        for pid in filter(is_alive, workers):
+            os.kill(pid, signal.SIGKILL)
+        collector.communicate()  # which waits for all who hold its output
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
+def test_a_worker_whose_collector_was_gone_before_it_began_ends_at_once() -> None:
+    gone = [sys.executable, "-m", "rollbook.collect.worker", str(os.getppid())]
+    ended = subprocess.run(
+        gone, stdin=subprocess.PIPE, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "the collector of this worker is gone" in ended.stderr
 
 
 FAULTY = """

@@ -1,5 +1,7 @@
 """A worker process: reads items from stdin, does them, writes outcomes to stdout. It ends with its input.
 
+Its one argument is the process id of the collector, whose death it does not outlive, whatever it is at.
+
 What an environment prints must not end up between the frames, so stdout becomes stderr for everybody else.
 """
 
@@ -16,6 +18,8 @@ from rollbook.collect.rows import Item, Outcome
 from rollbook.collect.settings import decode_settings
 from rollbook.collect.wire import outcomes_frame, read_frame, read_items
 from rollbook.errors import RollbookError
+
+_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 
 
 class _Outbox:
@@ -74,7 +78,24 @@ async def _work(output: int) -> None:
     await executor.close()
 
 
+def _die_with(collector: int) -> None:
+    """Our input ends with the collector, but while an environment holds us up we would not hear of that.
+
+    Only Linux can be asked for this.
+    """
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != collector:  # it was gone before we asked
+        sys.exit("rollbook: the collector of this worker is gone")
+
+
 def main() -> None:
+    if len(sys.argv) > 1:
+        _die_with(int(sys.argv[1]))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the collector decides when to stop, and says so by closing
     output = os.dup(1)

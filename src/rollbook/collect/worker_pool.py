@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from contextlib import suppress
 
@@ -30,6 +31,7 @@ class WorkerPool(Crew):
                 sys.executable,
                 "-m",
                 "rollbook.collect.worker",
+                str(os.getpid()),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
             )

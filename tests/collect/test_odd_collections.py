@@ -14,6 +14,7 @@ import orjson
 import pytest
 
 from collecting import (
+    COLLECT,
     PATIENCE,
     assert_exactly_once,
     command,
@@ -285,3 +286,24 @@ def test_two_outputs_that_differ_in_their_ending_alone_do_not_share_a_manifest(t
         for path in tmp_path.glob(f"{name}.*"):
             path.rename(path.with_name(path.name.replace("out", "moved", 1)))
     assert run(tmp_path, f"output_jsonl_fpath={tmp_path / 'moved.jsonl'}").done_before == 3
+
+
+def test_an_environment_that_goes_to_another_directory_takes_no_file_with_it(tmp_path: Path) -> None:
+    small_input(tmp_path, 3)
+    (tmp_path / "elsewhere").mkdir()
+    with_env(
+        tmp_path,
+        f"import os\nos.chdir({str(tmp_path / 'elsewhere')!r})\n\n"
+        "@single_turn\ndef e(task, answer):\n    return 1",
+    )
+    words = ("agent_name=a", "input_jsonl_fpath=in.jsonl", "output_jsonl_fpath=out.jsonl")
+    for limit in (2, 3):
+        done = subprocess.run(
+            [*COLLECT, *words, f"limit={limit}"], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr.count("not")) == (0, 0), done.stderr
+    assert_exactly_once(tmp_path / "out.jsonl", expected_keys(3))
+    manifest = orjson.loads((tmp_path / "out_manifest.json").read_bytes())
+    assert (manifest["input"], manifest["sessions"]) == ("in.jsonl", 2)
+    assert (tmp_path / "artifacts" / "index.yaml").exists()
+    assert [*(tmp_path / "elsewhere").iterdir()] == []

@@ -118,7 +118,8 @@ def _stay(settings: CollectSettings, job: Job, as_json: bool, check: InputCheck 
     if as_json:
         print_json(progress)
     else:
-        failures = CollectionFiles(Path(settings.output_jsonl_fpath)).failures
+        files = CollectionFiles(Path(settings.output_jsonl_fpath))
+        failures = files.shown.with_name(files.failures.name)
         print(_summary(progress, failures, ordered=settings.ordered))
     sys.exit(code)
 

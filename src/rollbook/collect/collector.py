@@ -58,7 +58,7 @@ def collect(
             opened.callback(check.close)
         prepared = prepare(settings, files, opened, check)
         if prepared.done.unknown:
-            say(f"{prepared.done.unknown} lines of {files.output} belong to no planned rollout; they stay")
+            say(f"{prepared.done.unknown} lines of {files.shown} belong to no planned rollout; they stay")
         with _event_loop() as runner:
             progress: Progress = runner.run(_collect(settings, files, prepared, show, say, began))
         opened.enter_context(_term_interrupts())

@@ -31,7 +31,7 @@ _GRACE_S = 600.0
 
 def job_of(settings: CollectSettings, command: Sequence[str], *, name: str, artifacts: Path) -> Job:
     """A collection as the history and a supervisor know it."""
-    files = CollectionFiles(Path(settings.output_jsonl_fpath).absolute())
+    files = CollectionFiles(Path(settings.output_jsonl_fpath))
     given = settings.input_jsonl_fpath
     return Job(
         name=name,
@@ -51,7 +51,9 @@ class History:
     """What a collection in this process tells of itself."""
 
     def __init__(self, job: Job, say: Callable[[str], None]) -> None:
-        self._job, self._say = job, say
+        # An environment may go to another directory, and the history must not go with it.
+        artifacts, cwd = job.artifacts.expanduser().absolute(), job.cwd or Path.cwd()
+        self._job, self._say = msgspec.structs.replace(job, artifacts=artifacts, cwd=cwd), say
         self._recorder: Recorder | None = None
 
     def began(self, plan: Plan) -> None:
@@ -61,9 +63,7 @@ class History:
             except WriteError as error:
                 self._say(f"`rollbook status` will not show how this collection stands: {error}")
             return
-        self._recorder = Recorder(
-            msgspec.structs.replace(self._job, data=[plan.path.absolute()]), say=self._say
-        )
+        self._recorder = Recorder(msgspec.structs.replace(self._job, data=[plan.file]), say=self._say)
 
     def ended(self, progress: Progress, exit_code: int) -> None:
         self._record(exit_code, msgspec.to_builtins(progress))

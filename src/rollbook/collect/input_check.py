@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -81,26 +81,28 @@ class Part(NamedTuple):
 class InputCheck:
     """A check that begins at once; the copies work on while this process does something else first."""
 
-    def __init__(self, path: Path, limit: int | None) -> None:
-        self._path, self._limit = path, limit
+    def __init__(self, path: Path, limit: int | None, *, file: Path | None = None) -> None:
+        """`path` is for people, as it was typed; `file` is where it is, unless it is there."""
+        self.path, self._limit = path, limit
+        self.file = file or path.absolute()  # for good: an environment may go to another directory
         self._parts: list[tuple[int, int | None]] = [(0, None)]
         if limit is None:
             with suppress(OSError):  # told by the check itself
-                self._parts = [*line_parts(path, _PART_BYTES)]
+                self._parts = [*line_parts(self.file, _PART_BYTES)]
         self._work = SharedWork(self._check, len(self._parts))
 
     def result(self) -> tuple[array[int], array[int]]:
         """Where each row begins, and the hash of its id, good within this process."""
         starts, hashes, problems, number = array("q"), array("q"), [], 1
         for part in self._work.result():
-            problems += [f"{self._path}:{number + line}: {text}" for line, text in part.problems]
+            problems += [f"{self.path}:{number + line}: {text}" for line, text in part.problems]
             starts += part.starts
             hashes += part.hashes
             number += part.lines
         if problems:
             raise UsageError(all_problems(problems))
         if not starts:
-            raise UsageError(f"{self._path} has no rows")
+            raise UsageError(f"{self.path} has no rows")
         return starts, hashes
 
     def close(self) -> None:
@@ -108,7 +110,10 @@ class InputCheck:
         self._work.close()
 
     def _check(self, index: int) -> Part:
-        return check_part(self._path, *self._parts[index], self._limit)
+        try:
+            return check_part(self.file, *self._parts[index], self._limit)
+        except OSError as error:
+            raise unreadable(self.path, error) from None
 
 
 def begin_check(settings: CollectSettings) -> InputCheck | None:
@@ -120,7 +125,7 @@ def begin_check(settings: CollectSettings) -> InputCheck | None:
 def check_part(path: Path, start: int = 0, end: int | None = None, limit: int | None = None) -> Part:
     found = Part(array("q"), array("q"), [], 0)
     lines = 0
-    for block in _blocks(path, start, end):
+    for block in line_blocks(path, start=start, end=end):
         if not _take_block(found, block):
             _take_lines(found, path, block, lines, limit)
         lines += len(block.ends)
@@ -161,13 +166,6 @@ def _take_lines(found: Part, path: Path, block: LineBlock, before: int, limit: i
             continue
         found.starts.append(line.start)
         found.hashes.append(hash(task_id(row, line.data)))
-
-
-def _blocks(path: Path, start: int, end: int | None) -> Iterator[LineBlock]:
-    try:
-        yield from line_blocks(path, start=start, end=end)
-    except OSError as error:
-        raise unreadable(path, error) from None
 
 
 def unreadable(path: Path, error: OSError) -> UsageError:

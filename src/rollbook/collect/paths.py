@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 
-@dataclass(frozen=True)
 class CollectionFiles:
-    output: Path
+    def __init__(self, output: Path) -> None:
+        self.shown = output  # as it was typed, for people
+        self.output = output.absolute()  # an environment may go to another directory
 
     def _beside(self, ending: str) -> Path:
         return self.output.with_name(f"{self.output.stem}{ending}")
@@ -33,3 +33,7 @@ class CollectionFiles:
     def tasks(self) -> Path:
         """The input of a collection whose environment made its own tasks."""
         return self._beside("_tasks.jsonl")
+
+    @property
+    def shown_tasks(self) -> Path:
+        return self.shown.with_name(self.tasks.name)

@@ -48,10 +48,12 @@ class Plan:
 
         The digest is taken beside the check, or after it if it can wait.
         """
-        self.path = path
+        self.path = path  # as it was typed, for people
         self.repeats = repeats
         self._named: dict[int, str] = {}  # the ids of rows whose content hash needs a suffix
-        check, self._digest = check or InputCheck(path, limit), _Digest(path)
+        check = check or InputCheck(path, limit)
+        self.file = check.file
+        self._digest = _Digest(self.file)
         if not digest_can_wait:
             self._digest.begin()
         self._starts, self._hashes = check.result()
@@ -83,7 +85,7 @@ class Plan:
         if done.all():
             return
         first = int(np.argmin(done)) // self.repeats
-        lines = _rows(self.path, self._starts[first])
+        lines = _rows(self.file, self._starts[first])
         for start in range(first, self.rows, _ROWS_AT_ONCE):
             left = np.count_nonzero(~done[start : start + _ROWS_AT_ONCE], axis=1).tolist()
             for row, (count, line) in enumerate(zip(left, lines, strict=False), start):
@@ -96,7 +98,7 @@ class Plan:
 
     def id_of(self, row: int) -> str:
         """The id of one row, read from the file."""
-        return self._named.get(row) or self.task_id(row, next(_rows(self.path, self._starts[row])).data)
+        return self._named.get(row) or self.task_id(row, next(_rows(self.file, self._starts[row])).data)
 
     def begins_with(self, size: int, sha256: str) -> bool:
         """Whether the file is the one of that digest, or that one with rows added at its end."""
@@ -105,7 +107,7 @@ class Plan:
         if size > self.size:
             return False
         sha, chunk = hashlib.sha256(), b"\n"
-        with self.path.open("rb", buffering=0) as file:
+        with self.file.open("rb", buffering=0) as file:
             while size > 0 and (chunk := file.read(min(size, _HASH_CHUNK))):
                 sha.update(chunk)
                 size -= len(chunk)
@@ -133,7 +135,7 @@ class Plan:
         seen: dict[str, int] = {}
         lines: dict[str, int] = {}
         problems: list[str] = []
-        for index, line in enumerate(_rows(self.path)):
+        for index, line in enumerate(_rows(self.file)):
             if index >= self.rows:
                 break
             if self._hashes[index] not in repeated:

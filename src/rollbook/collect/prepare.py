@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from rollbook.collect.executor import LocalExecutor, local_executor
-from rollbook.collect.input_check import InputCheck
+from rollbook.collect.input_check import InputCheck, begin_check
 from rollbook.collect.journal import Done, find_done
 from rollbook.collect.manifest import Manifest, drift, read_manifest, refuse_drift, write_manifest
 from rollbook.collect.own_tasks import count_tasks, write_tasks
@@ -62,17 +62,19 @@ def prepare(
 ) -> Prepared:
     old = _last_manifest(settings, files)
     executor = local_executor(settings) if settings.input_jsonl_fpath is None else None  # before its tasks
-    path = _input(settings, files)
+    if check is None:
+        check = _check_of_own_tasks(settings, files)
+        opened.callback(check.close)
     import_policy(settings.agent.policy or {})  # this and the next line while copies check the input
     manifest = _manifest(settings, files)
     # A journal that is there must not meet the manifest of another input, and results not wait for long.
-    later = old is None and path.is_file() and path.stat().st_size < _LONG_DIGEST
-    plan = Plan(path, limit=settings.limit, repeats=settings.num_repeats, check=check, digest_can_wait=later)
+    later = old is None and check.file.is_file() and check.file.stat().st_size < _LONG_DIGEST
+    plan = _plan(settings, check, digest_can_wait=later)
     same_input = _compare(settings, files, plan, manifest, old)
     executor = executor or local_executor(settings)  # after a check, which is quicker than some environments
     output = opened.enter_context(JsonlWriter(files.output, check=False))
     if read_manifest(files.manifest) != old:
-        raise LockedError(f"{files.output}: another collector was at work meanwhile; type the command again")
+        raise LockedError(f"{files.shown}: another collector was at work meanwhile; type the command again")
     done = find_done(files.output, files.journal, plan, same_input=same_input)
     if not same_input:  # its row numbers must not meet the manifest of another input
         files.journal.unlink(missing_ok=True)
@@ -85,20 +87,21 @@ def prepare(
 def _last_manifest(settings: CollectSettings, files: CollectionFiles) -> Manifest | None:
     """That of the session before, if any; an output that cannot be written or resumed is refused."""
     if not files.output.name or (files.output.exists() and not files.output.is_file()):
-        raise UsageError(f"output_jsonl_fpath={files.output} is not a file; write it like rollouts.jsonl")
+        raise UsageError(f"output_jsonl_fpath={files.shown} is not a file; write it like rollouts.jsonl")
     old = read_manifest(files.manifest)
     if _has_results(files) and settings.resume == "never":
         raise UsageError(
-            f"{files.output} exists; choose another output_jsonl_fpath or resume it with --resume=if-possible"
+            f"{files.shown} exists; choose another output_jsonl_fpath or resume it with --resume=if-possible"
         )
     if _has_results(files) and old is None and settings.resume != "always":
         raise UsageError(
-            f"{files.output} has no manifest beside it, so it cannot be resumed; choose another output"
+            f"{files.shown} has no manifest beside it, so it cannot be resumed; choose another output"
         )
     other = files.output.with_name(old.output or files.output.name) if old else files.output
     if other != files.output and other.exists():  # rollouts.json beside rollouts.jsonl
+        manifest = files.shown.with_name(files.manifest.name)
         raise UsageError(
-            f"{files.manifest} belongs to {other.name}, and {files.output.name} would share it; "
+            f"{manifest} belongs to {other.name}, and {files.output.name} would share it; "
             "choose an output_jsonl_fpath that differs before its ending"
         )
     return old
@@ -132,7 +135,7 @@ def _compare(
         new.input_sha256 = plan.sha256
         changes = drift(old, new, same_input=same_input)
         if changes and settings.resume != "always":
-            refuse_drift(files.output, changes)
+            refuse_drift(files.shown, changes)
         new.sessions, new.created_at = old.sessions + 1, old.created_at
     return same_input
 
@@ -141,15 +144,23 @@ def _has_results(files: CollectionFiles) -> bool:
     return files.output.exists() and files.output.stat().st_size > 0
 
 
-def _input(settings: CollectSettings, files: CollectionFiles) -> Path:
-    """The input file; without one, the environment's own tasks, written down for the resume."""
-    if settings.input_jsonl_fpath is not None:
-        return Path(settings.input_jsonl_fpath)
+def _plan(settings: CollectSettings, check: InputCheck, *, digest_can_wait: bool = False) -> Plan:
+    return Plan(
+        check.path,
+        limit=settings.limit,
+        repeats=settings.num_repeats,
+        check=check,
+        digest_can_wait=digest_can_wait,
+    )
+
+
+def _check_of_own_tasks(settings: CollectSettings, files: CollectionFiles) -> InputCheck:
+    """Of the environment's own tasks, written down for the resume."""
     limit = _limit_of_own_tasks(settings)
     go_on = _has_results(files) and files.tasks.exists()
     if not go_on or count_tasks(files.tasks) < limit:
         write_tasks(files.tasks, make_tasks(settings.agent.env, limit, settings.seed), go_on=go_on)
-    return files.tasks
+    return InputCheck(files.shown_tasks, limit, file=files.tasks)
 
 
 def _limit_of_own_tasks(settings: CollectSettings) -> int:
@@ -163,14 +174,15 @@ def _limit_of_own_tasks(settings: CollectSettings) -> int:
 def outlook(settings: CollectSettings, files: CollectionFiles) -> Outlook:
     """How much there is to do; refuses what `prepare` would refuse."""
     old = _last_manifest(settings, files)
-    own, path = None, settings.input_jsonl_fpath
-    if path is None:
+    own = None
+    if settings.input_jsonl_fpath is None:
         own = _limit_of_own_tasks(settings) * settings.num_repeats
         next(make_tasks(settings.agent.env, 1, settings.seed), None)
         if not (_has_results(files) and files.tasks.exists()):
-            return Outlook(str(files.output), own, 0, own)
-    plan = Plan(Path(path or files.tasks), limit=settings.limit, repeats=settings.num_repeats)
+            return Outlook(str(files.shown), own, 0, own)
+    check = begin_check(settings) or InputCheck(files.shown_tasks, settings.limit, file=files.tasks)
+    plan = _plan(settings, check)
     same_input = _compare(settings, files, plan, _manifest(settings, files), old)
     done = find_done(files.output, files.journal, plan, same_input=same_input).count
     planned = own or plan.expected
-    return Outlook(str(files.output), planned, done, planned - done)
+    return Outlook(str(files.shown), planned, done, planned - done)

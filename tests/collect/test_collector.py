@@ -217,7 +217,7 @@ def test_tasks_of_the_environments_own(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"meaning\.seed: was 0, now 1"):
         run(tmp_path, *words, "seed=1")
     with pytest.raises(UsageError, match="the environment now makes other tasks"):
-        run(tmp_path, "input_jsonl_fpath=null", "limit=9", "seed=1")
+        run(tmp_path, "input_jsonl_fpath=null", "limit=9", "seed=1", "resume=always")
     assert run(tmp_path, "input_jsonl_fpath=null", "limit=5").done == 5
     with pytest.raises(UsageError, match="input_jsonl_fpath is missing"):
         run(tmp_path, "input_jsonl_fpath=null")

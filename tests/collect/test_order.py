@@ -6,9 +6,17 @@ import json
 import random
 from pathlib import Path
 
+import pytest
+
+from collecting import config, run, small_input
+from rollbook.collect import collector
+from rollbook.collect.collector import verify
+from rollbook.collect.journal import Done
 from rollbook.collect.order import put_in_order
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.plan import Plan
+from rollbook.errors import LockedError
+from rollbook.records.locks import FileLock
 
 
 def test_lines_come_in_input_order_and_strangers_last(tmp_path: Path) -> None:
@@ -17,14 +25,40 @@ def test_lines_come_in_input_order_and_strangers_last(tmp_path: Path) -> None:
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = CollectionFiles(tmp_path / "out.jsonl")
     lines = [f'{{"_rb_key":"t{i}#{repeat}","text":"{"x" * i}"}}\n' for i in range(50) for repeat in range(2)]
-    shuffled = [*lines, '{"_rb_key":"stranger#0"}\n']
+    strangers = ['{"_rb_key":"t3#2"}\n', '{"_rb_key":"stranger#0"}\n']
+    shuffled = [*lines, strangers[1]]
     random.Random(1).shuffle(shuffled)
-    files.output.write_text("".join(shuffled))
+    files.output.write_text("".join([strangers[0], *shuffled]))
     files.journal.write_bytes(b"old")
     plan = Plan(source, limit=None, repeats=2)
-    put_in_order(files, plan)
-    assert files.output.read_text() == "".join([*lines, '{"_rb_key":"stranger#0"}\n'])
+    put_in_order(files, verify(files, plan))
+    assert files.output.read_text() == "".join([*lines, *strangers])
     assert not files.journal.exists()
     before = files.output.stat().st_ino
-    put_in_order(files, plan)
+    put_in_order(files, verify(files, plan))
     assert files.output.stat().st_ino == before  # in order already: nothing is rewritten
+
+
+def test_nobody_else_gets_at_a_finished_output_before_it_is_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_input(tmp_path, 3)
+    config(tmp_path)
+    held: list[str] = []
+
+    def try_first(files: CollectionFiles, done: Done) -> None:
+        with pytest.raises(LockedError):
+            FileLock(files.output)
+        held.append("ordering")
+        put_in_order(files, done)
+
+    def try_before(files: CollectionFiles, plan: Plan) -> Done:
+        with pytest.raises(LockedError):
+            FileLock(files.output)
+        held.append("checking")
+        return verify(files, plan)
+
+    monkeypatch.setattr(collector, "put_in_order", try_first)
+    monkeypatch.setattr(collector, "verify", try_before)
+    run(tmp_path, "ordered=true")
+    assert held == ["checking", "ordering"]

@@ -27,8 +27,9 @@ from fake_servers import Told, chat_answer, serving
 from rollbook.cli.collection_status import progress_of_output, report_of_output
 from rollbook.cli.main import main
 from rollbook.collect.limits import ThrottledPolicy
-from rollbook.errors import RollbookError, UsageError
+from rollbook.errors import LockedError, RollbookError, UsageError
 from rollbook.policies.base import Completion, Request, Usage
+from rollbook.records.locks import FileLock
 
 SCRIPTED = {"kind": "scripted", "script": ["2"]}
 
@@ -63,6 +64,39 @@ def test_a_refused_agent_that_would_make_its_tasks_leaves_no_files(tmp_path: Pat
     (tmp_path / "rollbook.yaml").write_text(yaml.safe_dump({"agents": {"a": agent}}))
     with pytest.raises(UsageError, match="needs a policy"):
         run(tmp_path, "input_jsonl_fpath=null", "limit=3")
+    assert files_of(tmp_path) == set()
+
+
+def test_a_collection_that_is_refused_by_the_lock_does_not_change_the_tasks_of_the_other(
+    tmp_path: Path,
+) -> None:
+    config(tmp_path)
+    tasks = tmp_path / "out_tasks.jsonl"
+    tasks.write_text("of the first\n")
+    lock = FileLock(tmp_path / "out.jsonl")
+    try:
+        with pytest.raises(LockedError):
+            run(tmp_path, "input_jsonl_fpath=null", "limit=3", "seed=1")
+    finally:
+        lock.release()
+    assert tasks.read_text() == "of the first\n"
+
+
+def test_tasks_of_our_own_are_left_alone_when_other_settings_are_refused(tmp_path: Path) -> None:
+    config(tmp_path)
+    own = ("input_jsonl_fpath=null", "max_failure_rate=1")
+    run(tmp_path, *own, "limit=3")
+    before = (tmp_path / "out_tasks.jsonl").read_bytes()
+    with pytest.raises(UsageError, match="temperature"):
+        run(tmp_path, *own, "limit=5", "responses_create_params.temperature=1")
+    assert (tmp_path / "out_tasks.jsonl").read_bytes() == before
+
+
+def test_a_refused_collection_leaves_no_new_directory(tmp_path: Path) -> None:
+    write_rows(tmp_path / "in.jsonl", [{"id": "t0"}])
+    config(tmp_path)
+    with pytest.raises(UsageError, match=r"in\.jsonl:1: "):
+        run(tmp_path, f"output_jsonl_fpath={tmp_path / 'new' / 'deep' / 'out.jsonl'}")
     assert files_of(tmp_path) == set()
 
 

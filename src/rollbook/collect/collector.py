@@ -21,7 +21,7 @@ import numpy as np
 
 from rollbook.collect.executor import Executor, LocalExecutor, local_executor
 from rollbook.collect.input_check import InputCheck, begin_check
-from rollbook.collect.journal import find_done
+from rollbook.collect.journal import Done, find_done
 from rollbook.collect.limits import Concurrency
 from rollbook.collect.manifest import write_manifest
 from rollbook.collect.order import put_in_order
@@ -71,9 +71,9 @@ def collect(
         write_manifest(files.manifest, prepared.manifest)
         prepared.output.close()
         if progress.missing == 0:
-            verify(files, prepared.plan)
+            found = verify(files, prepared.plan)
             if settings.ordered:
-                put_in_order(files, prepared.plan)
+                put_in_order(files, found)
     return progress
 
 
@@ -291,7 +291,7 @@ async def _executor(settings: CollectSettings, own: LocalExecutor, left: int) ->
     return WorkerPool(settings)
 
 
-def verify(files: CollectionFiles, plan: Plan) -> None:
+def verify(files: CollectionFiles, plan: Plan) -> Done:
     """The last word: read the keys of the finished file and compare them with the plan."""
     done = find_done(files.output, files.journal.with_name(".none"), plan, same_input=False)
     if not bool(np.all(done.flags)):
@@ -300,6 +300,7 @@ def verify(files: CollectionFiles, plan: Plan) -> None:
             f"{plan.expected - done.count} of {plan.expected} rollouts are missing from the finished file; "
             f"remove {files.journal.name} and type the same command to collect them",
         )
+    return done
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The finished output in input order, without ever holding it in memory.
 
-Results are written as they complete. Ordering reads where each line stands (a few bytes a line), then copies
-the lines one after another into a new file that takes the place of the old one whole: a kill in the middle
-leaves the old one.
+Results are written as they complete. Where each line stands is known by then (a few bytes a line); ordering
+copies the lines one after another into a new file that takes the place of the old one whole: a kill in the
+middle leaves the old one.
 """
 
 from __future__ import annotations
@@ -13,42 +13,28 @@ from typing import Any
 
 import numpy as np
 
-from rollbook.collect.journal import find_done
+from rollbook.collect.journal import Done
 from rollbook.collect.paths import CollectionFiles
-from rollbook.collect.plan import Plan
 from rollbook.errors import WriteError
 from rollbook.records.atomic import fsync_directory
-from rollbook.records.jsonl import read_blocks
-from rollbook.records.locks import FileLock
 
 _BUFFER = 1 << 20
 
 
-def put_in_order(files: CollectionFiles, plan: Plan) -> None:
-    """Sort the lines by (row, repeat); lines of no planned rollout keep their order, at the end."""
-    lock = FileLock(files.output)
-    try:
-        files.journal.unlink(missing_ok=True)  # its offsets are about to mean nothing
-        done = find_done(files.output, files.journal, plan, same_input=False)
-        ends = _line_ends(files.output)
-        starts = np.concatenate([[0], ends[:-1]])
-        rank = np.full(len(ends), np.iinfo(np.int64).max)
-        planned = done.entries[(done.entries["row"] < plan.rows) & (done.entries["repeat"] < plan.repeats)]
-        place = np.searchsorted(ends, planned["end"].astype(np.int64))
-        rank[place] = planned["row"].astype(np.int64) * plan.repeats + planned["repeat"]
-        order = np.argsort(rank, kind="stable")
-        if not np.array_equal(order, np.arange(len(ends))):
-            _rewrite(files.output, starts[order], ends[order])
-    finally:
-        lock.release()
+def put_in_order(files: CollectionFiles, done: Done) -> None:
+    """Sort the lines by (row, repeat); lines of no planned rollout keep their order, at the end.
 
-
-def _line_ends(path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
-    found = [np.empty(0, dtype=np.int64)]
-    for offset, block in read_blocks(path, size=8 << 20):
-        newlines = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n"))
-        found.append(newlines.astype(np.int64) + (offset + 1))
-    return np.concatenate(found)
+    `done` is what stands in the file; whoever calls holds its lock.
+    """
+    files.journal.unlink(missing_ok=True)  # its offsets are about to mean nothing
+    rows, repeats = done.flags.shape
+    entries, ends = done.entries, done.entries["end"].astype(np.int64)
+    starts = np.concatenate([[0], ends[:-1]])
+    is_planned = (entries["row"] < rows) & (entries["repeat"] < repeats)
+    place = entries["row"].astype(np.int64) * repeats + entries["repeat"]
+    order = np.argsort(np.where(is_planned, place, np.iinfo(np.int64).max), kind="stable")
+    if not np.array_equal(order, np.arange(len(ends))):
+        _rewrite(files.output, starts[order], ends[order])
 
 
 def _rewrite(path: Path, starts: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> None:

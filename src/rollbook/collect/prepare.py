@@ -1,14 +1,14 @@
 """Everything that can be refused, refused before the first request.
 
 The input is checked row by row, the output compared with what it was collected with, and what is done found.
-`prepare` also takes the lock and writes the manifest; `outlook` does the same looking, and touches no file.
+`prepare` first takes the lock, and writes the manifest; `outlook` does the same looking, and touches no file.
 Only the manifest of a new collection of a usual size is left for later, when the first requests are on their
 way: it holds a digest of the whole input.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +23,9 @@ from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.plan import Plan
 from rollbook.collect.settings import CollectSettings
 from rollbook.envs.agents import describe_agent, import_policy, make_tasks
-from rollbook.errors import LockedError, UsageError
+from rollbook.errors import UsageError
 from rollbook.records.jsonl import JsonlWriter
+from rollbook.records.locks import FileLock
 
 _LONG_DIGEST = 512 << 20  # bytes that take a moment
 
@@ -60,21 +61,21 @@ def prepare(
     opened: ExitStack,
     check: InputCheck | None,
 ) -> Prepared:
+    lock = _lock(files, opened)
     old = _last_manifest(settings, files)
     executor = local_executor(settings) if settings.input_jsonl_fpath is None else None  # before its tasks
-    if check is None:
-        check = _check_of_own_tasks(settings, files)
-        opened.callback(check.close)
     import_policy(settings.agent.policy or {})  # this and the next line while copies check the input
     manifest = _manifest(settings, files)
+    if check is None:
+        _refuse_changes(settings, files, manifest, old, same_input=True)
+        check = _check_of_own_tasks(settings, files)
+        opened.callback(check.close)
     # A journal that is there must not meet the manifest of another input, and results not wait for long.
     later = old is None and check.file.is_file() and check.file.stat().st_size < _LONG_DIGEST
     plan = _plan(settings, check, digest_can_wait=later)
     same_input = _compare(settings, files, plan, manifest, old)
     executor = executor or local_executor(settings)  # after a check, which is quicker than some environments
-    output = opened.enter_context(JsonlWriter(files.output, check=False))
-    if read_manifest(files.manifest) != old:
-        raise LockedError(f"{files.shown}: another collector was at work meanwhile; type the command again")
+    output = opened.enter_context(JsonlWriter(files.output, check=False, lock=lock))
     done = find_done(files.output, files.journal, plan, same_input=same_input)
     if not same_input:  # its row numbers must not meet the manifest of another input
         files.journal.unlink(missing_ok=True)
@@ -84,10 +85,28 @@ def prepare(
     return prepared
 
 
-def _last_manifest(settings: CollectSettings, files: CollectionFiles) -> Manifest | None:
-    """That of the session before, if any; an output that cannot be written or resumed is refused."""
-    if not files.output.name or (files.output.exists() and not files.output.is_file()):
+def _lock(files: CollectionFiles, opened: ExitStack) -> FileLock:
+    """Taken before anything is written, and held to the end. What is refused leaves no new directory."""
+    _refuse_no_file(files)
+    opened.callback(_remove_empty, [path for path in files.output.parents if not path.exists()])
+    lock = FileLock(files.shown)
+    opened.callback(lock.release)
+    return lock
+
+
+def _remove_empty(directories: list[Path]) -> None:
+    with suppress(OSError):
+        for directory in directories:
+            directory.rmdir()
+
+
+def _refuse_no_file(files: CollectionFiles) -> None:
+    if not files.shown.name or (files.output.exists() and not files.output.is_file()):
         raise UsageError(f"output_jsonl_fpath={files.shown} is not a file; write it like rollouts.jsonl")
+
+
+def _last_manifest(settings: CollectSettings, files: CollectionFiles) -> Manifest | None:
+    """That of the session before, if any; an output that cannot be resumed is refused."""
     old = read_manifest(files.manifest)
     if _has_results(files) and settings.resume == "never":
         raise UsageError(
@@ -133,11 +152,23 @@ def _compare(
     same_input = old is not None and plan.begins_with(old.input_bytes, old.input_sha256)
     if _has_results(files) and old is not None:
         new.input_sha256 = plan.sha256
-        changes = drift(old, new, same_input=same_input)
-        if changes and settings.resume != "always":
-            refuse_drift(files.shown, changes)
+        _refuse_changes(settings, files, new, old, same_input=same_input)
         new.sessions, new.created_at = old.sessions + 1, old.created_at
     return same_input
+
+
+def _refuse_changes(
+    settings: CollectSettings,
+    files: CollectionFiles,
+    new: Manifest,
+    old: Manifest | None,
+    *,
+    same_input: bool,
+) -> None:
+    if old is None or not _has_results(files) or settings.resume == "always":
+        return
+    if changes := drift(old, new, same_input=same_input):
+        refuse_drift(files.shown, changes)
 
 
 def _has_results(files: CollectionFiles) -> bool:
@@ -173,6 +204,7 @@ def _limit_of_own_tasks(settings: CollectSettings) -> int:
 
 def outlook(settings: CollectSettings, files: CollectionFiles) -> Outlook:
     """How much there is to do; refuses what `prepare` would refuse."""
+    _refuse_no_file(files)
     old = _last_manifest(settings, files)
     own = None
     if settings.input_jsonl_fpath is None:

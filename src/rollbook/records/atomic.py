@@ -7,6 +7,7 @@ fsync, rename, fsync the directory. A file that is replaced keeps its mode; a sy
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -62,7 +63,10 @@ def make_directory(directory: Path) -> None:
         missing.append(directory)
         directory = directory.parent
     for new in reversed(missing):
-        new.mkdir(exist_ok=True)
+        try:
+            new.mkdir(exist_ok=True)
+        except FileExistsError:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(new)) from None
         fsync_directory(new.parent)
 
 

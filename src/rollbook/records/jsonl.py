@@ -58,13 +58,23 @@ class Line(NamedTuple):
 class JsonlWriter:
     """The one writer of a file. Thread-safe; not for use across `fork`."""
 
-    def __init__(self, path: Path | str, *, sync: SyncPolicy = ON_CLOSE, check: bool = True) -> None:
-        """Open for appending, repairing the tail; `check=False` skips reading the lines already there."""
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        sync: SyncPolicy = ON_CLOSE,
+        check: bool = True,
+        lock: FileLock | None = None,
+    ) -> None:
+        """Open for appending, repairing the tail; `check=False` skips reading the lines already there.
+
+        `lock` is that of this file, where the caller holds it already; it stays the caller's to release.
+        """
         self.path = Path(path)
         self.policy = sync
-        self._lock = FileLock(self.path)
+        self._lock = None if lock else FileLock(self.path)
         with contextlib.ExitStack() as undo:
-            undo.callback(self._lock.release)
+            undo.callback(self._release)
             self._descriptor = _open_append(self.path)
             undo.callback(os.close, self._descriptor)
             self._end = repair(self.path, self._descriptor, check=check)
@@ -143,13 +153,17 @@ class JsonlWriter:
             self.sync()
         finally:
             os.close(self._descriptor)
-            self._lock.release()
+            self._release()
 
     def __enter__(self) -> JsonlWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
     def _refuse_if_unusable(self) -> None:
         if self._failure is not None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 
 import pytest
 
-from collecting import config, run, small_input
+from collecting import config, keys, run, small_input
 from rollbook.collect import collector
 from rollbook.collect.collector import verify
 from rollbook.collect.journal import Done
 from rollbook.collect.order import put_in_order
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.plan import Plan
-from rollbook.errors import LockedError
+from rollbook.errors import Interrupted, LockedError
 from rollbook.records.locks import FileLock
 
 
@@ -62,3 +63,33 @@ def test_nobody_else_gets_at_a_finished_output_before_it_is_in_order(
     monkeypatch.setattr(collector, "verify", try_before)
     run(tmp_path, "ordered=true")
     assert held == ["checking", "ordering"]
+
+
+def shuffled_output(directory: Path) -> tuple[CollectionFiles, Done]:
+    files = CollectionFiles(directory / "out.jsonl")
+    files.output.write_text("".join(f'{{"_rb_key":"t{number}#0"}}\n' for number in (2, 0, 1)))
+    return files, verify(files, Plan(small_input(directory, 3), limit=None, repeats=1))
+
+
+def test_a_private_output_stays_private(tmp_path: Path) -> None:
+    files, done = shuffled_output(tmp_path)
+    files.output.chmod(0o600)
+    put_in_order(files, done)
+    assert keys(files.output) == ["t0#0", "t1#0", "t2#0"]
+    assert files.output.stat().st_mode & 0o777 == 0o600
+
+
+def test_an_ordering_that_is_interrupted_leaves_the_old_lines_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, done = shuffled_output(tmp_path)
+    before = files.output.read_bytes()
+
+    def interrupt(*_: object) -> bytes:
+        raise Interrupted
+
+    monkeypatch.setattr(os, "pread", interrupt)
+    with pytest.raises(Interrupted):
+        put_in_order(files, done)
+    assert files.output.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl"}

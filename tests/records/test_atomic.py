@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from rollbook.errors import WriteError
-from rollbook.records.atomic import fsync_directory, make_directory, remove_leftovers, write_atomic
+from rollbook.records.atomic import (
+    fsync_directory,
+    make_directory,
+    remove_leftovers,
+    replacing,
+    write_atomic,
+)
 
 
 @pytest.fixture
@@ -211,6 +217,33 @@ def test_a_kill_leaves_old_or_new(path: Path, step: str, survives: bytes) -> Non
         path.with_name(kept).touch()
     remove_leftovers(path.parent)
     assert names(path.parent) == [".hidden", ".mine.tmp", ".run.json.lock", "a.0123456789ab.tmp", "run.json"]
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
+def test_a_file_that_is_not_written_to_its_end_leaves_the_old_one_and_nothing_else(
+    path: Path, error: BaseException
+) -> None:
+    path.write_bytes(b"old")
+    with pytest.raises(type(error)), replacing(path) as file:
+        file.write(b"new")
+        raise error
+    assert path.read_bytes() == b"old"
+    assert names(path.parent) == ["run.json"]
+
+
+def test_whoever_holds_the_lock_removes_what_a_kill_left_of_that_file_alone(path: Path) -> None:
+    leftovers = [".run.json.0123456789ab.tmp", ".other.json.0123456789ab.tmp", ".a.run.json.0123456789ab.tmp"]
+    for name in leftovers:
+        path.with_name(name).touch()
+    with replacing(path, is_locked=True) as file:
+        file.write(b"new")
+    assert names(path.parent) == sorted([*leftovers[1:], "run.json"])
+
+
+def test_a_directory_below_a_file_is_refused_in_words(path: Path) -> None:
+    path.write_bytes(b"old")
+    with pytest.raises(WriteError, match="Not a directory"):
+        write_atomic(path / "below" / "run.json", b"new")
 
 
 def test_a_reader_never_sees_a_half_written_file(path: Path) -> None:

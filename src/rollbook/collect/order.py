@@ -16,9 +16,7 @@ import numpy as np
 from rollbook.collect.journal import Done
 from rollbook.collect.paths import CollectionFiles
 from rollbook.errors import WriteError
-from rollbook.records.atomic import fsync_directory
-
-_BUFFER = 1 << 20
+from rollbook.records.atomic import replacing
 
 
 def put_in_order(files: CollectionFiles, done: Done) -> None:
@@ -38,18 +36,9 @@ def put_in_order(files: CollectionFiles, done: Done) -> None:
 
 
 def _rewrite(path: Path, starts: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> None:
-    path = path.resolve()  # of a link, the file that it names: the link stays one
-    aside = path.with_name(f".{path.name}.ordered")
     try:
-        with path.open("rb") as source, aside.open("wb", buffering=_BUFFER) as target:
+        with path.open("rb") as source, replacing(path, is_locked=True) as target:
             for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
                 target.write(os.pread(source.fileno(), end - start, start))
-            target.flush()
-            os.fsync(target.fileno())
-        aside.replace(path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise WriteError(
-            f"{path}: could not be put in order ({error.strerror or error}); it is whole as it was"
-        ) from error
-    fsync_directory(path.parent)
+    except (OSError, WriteError) as error:
+        raise WriteError(f"the lines could not be put in order: {error}") from error

@@ -11,48 +11,62 @@ import errno
 import os
 import re
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from rollbook.errors import WriteError
 
-_LEFTOVER = re.compile(r"\..+\.[0-9a-f]{12}\.tmp", re.DOTALL)
+_LEFTOVER = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{12}\.tmp", re.DOTALL)
+_BUFFER = 1 << 20
 
 
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Replace a file whole. `durable=False` spares the disk where losing the newest version is harmless."""
+    with replacing(path, durable=durable) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, durable: bool = True, is_locked: bool = False) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` when all is written; after any exception nothing is left of it.
+
+    `is_locked`: nobody else replaces it now, so what a killed process left of its attempt is removed.
+    """
     target = path.resolve() if path.is_symlink() else path
     aside = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
     try:
         make_directory(target.parent)
+        if is_locked:
+            remove_leftovers(target.parent, of=target.name)
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise WriteError(f"{path}: cannot write here: {error.strerror or error}") from error
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with os.fdopen(descriptor, "wb", buffering=_BUFFER) as file:
             _take_mode_of(target, file.fileno())  # before the data: a private file is never open to others
-            file.write(data)
+            yield file
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
         aside.replace(target)
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             aside.unlink()
+        if not isinstance(error, OSError):
+            raise
         raise WriteError(
             f"{path}: not written ({error.strerror or error}); the previous content is untouched"
         ) from error
-    except BaseException:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise
     if durable:
         fsync_directory(target.parent)
 
 
-def remove_leftovers(directory: Path) -> None:
-    """Remove what killed calls of `write_atomic` left here; for the one process that writes to it."""
+def remove_leftovers(directory: Path, *, of: str | None = None) -> None:
+    """Remove what killed processes left here, of one file or of all; for the one process that writes them."""
     for entry in directory.glob(".*.tmp"):
-        if _LEFTOVER.fullmatch(entry.name):
+        leftover = _LEFTOVER.fullmatch(entry.name)
+        if leftover and of in (None, leftover["name"]):
             entry.unlink(missing_ok=True)
 
 

@@ -139,6 +139,39 @@ def test_a_value_that_is_not_among_those_possible(word: str, said: str, tmp_path
         run(tmp_path, word, *(["prices.output=1"] if word.startswith("prices") else []))
 
 
+def two_agents(directory: Path) -> None:
+    agent = {"env": {"name": "arithmetic"}, "policy": SCRIPTED}
+    (directory / "rollbook.yaml").write_text(yaml.safe_dump({"agents": {"a": agent, "b": agent}}))
+
+
+@pytest.mark.parametrize("blank", [b"", b"\n"], ids=["by the block", "by the line"])
+def test_rows_of_another_agent_are_refused_by_their_lines(blank: bytes, tmp_path: Path) -> None:
+    """A row's own agent would win where these files come from; here one agent does all rows."""
+    two_agents(tmp_path)
+    path = write_rows(
+        tmp_path / "in.jsonl",
+        [row("t0", agent_ref={"name": "a"}), row("t1", agent_ref={"name": "b"}), row("t2")],
+    )
+    path.write_bytes(path.read_bytes() + blank)
+    with pytest.raises(UsageError, match=r"1 row .*\n.*in\.jsonl:2: its agent_ref names 'b'; .*agent_name=b"):
+        run(tmp_path)
+    assert files_of(tmp_path) == set()
+    assert run(tmp_path, "limit=1").done == 1
+
+
+@pytest.mark.parametrize("blank", [b"", b"\n"], ids=["by the block", "by the line"])
+def test_agents_that_are_not_known_here_are_named_once(blank: bytes, tmp_path: Path) -> None:
+    two_agents(tmp_path)
+    refs: list[Any] = [{"name": "x"}, {"name": "x", "type": "y"}, {"name": 3}, "b", None, {"name": "a"}]
+    rows = [row(f"t{number}", agent_ref=ref) for number, ref in enumerate(refs)]
+    path = write_rows(tmp_path / "in.jsonl", rows)
+    path.write_bytes(path.read_bytes() + blank)
+    said: list[str] = []
+    assert run(tmp_path, said=said).done == 6
+    assert len(said) == 1
+    assert "(agent_ref: x); a does them" in said[0]
+
+
 def test_words_may_be_quoted_and_null_is_none(tmp_path: Path) -> None:
     """As the shell recipes have them: "+input_jsonl_fpath='my tasks.jsonl'", +input_jsonl_fpath=null."""
     small_input(tmp_path, 2).rename(tmp_path / "my tasks.jsonl")

@@ -36,6 +36,7 @@ from rollbook.collect.sink import ResultSink
 from rollbook.errors import BadFileError, Interrupted, WriteError
 
 _REPORT_EVERY_S = 1.0
+_SHOWN_AGENTS = 5
 Show = Callable[[Progress], None]
 
 
@@ -57,6 +58,11 @@ def collect(
         if check := check or begin_check(settings):
             opened.callback(check.close)
         prepared = prepare(settings, files, opened, check)
+        if foreign := prepared.plan.foreign_agents:
+            say(
+                f"rows of {prepared.plan.path} name agents that are not among `agents:` here (agent_ref: "
+                f"{', '.join(foreign[:_SHOWN_AGENTS])}); {settings.agent_name} does them"
+            )
         if prepared.done.unknown:
             say(f"{prepared.done.unknown} lines of {files.shown} belong to no planned rollout; they stay")
         with _event_loop() as runner:

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -48,10 +48,17 @@ class InputRow(msgspec.Struct, gc=False):
     responses_create_params: _Params
     task_id: str | int | None = None
     id: str | int | None = None
+    agent_ref: Any = None
 
     @property
     def is_named(self) -> bool:
         return self.task_id is not None or self.id is not None
+
+    @property
+    def agent(self) -> str | None:
+        """That the row is meant for, where it says so."""
+        name = self.agent_ref.get("name") if isinstance(self.agent_ref, dict) else None
+        return name if isinstance(name, str) else None
 
 
 class _RowById(msgspec.Struct, gc=False):
@@ -60,6 +67,7 @@ class _RowById(msgspec.Struct, gc=False):
     id: str
     responses_create_params: _Params
     task_id: msgspec.UnsetType = msgspec.UNSET  # so that a row which has one is none of these
+    agent_ref: msgspec.UnsetType = msgspec.UNSET
 
 
 _decoder = msgspec.json.Decoder(InputRow)
@@ -69,21 +77,32 @@ _decode_rows_by_id = msgspec.json.Decoder(_RowById).decode_lines
 _MALFORMED = (msgspec.MsgspecError, orjson.JSONDecodeError, RecursionError)
 
 
+class Agents(NamedTuple):
+    """Which agent does the rows, and which others there are, whose rows it must not do."""
+
+    asked: str = ""
+    others: frozenset[str] = frozenset()
+
+
 class Part(NamedTuple):
     """What a pass over a part of the file found; line numbers count from the part's first line."""
 
     starts: array[int]
     hashes: array[int]
     problems: list[tuple[int, str]]
+    foreign: set[str]  # agents that are named by rows and not known here
     lines: int
 
 
 class InputCheck:
     """A check that begins at once; the copies work on while this process does something else first."""
 
-    def __init__(self, path: Path, limit: int | None, *, file: Path | None = None) -> None:
+    def __init__(
+        self, path: Path, limit: int | None, *, file: Path | None = None, agents: Agents | None = None
+    ) -> None:
         """`path` is for people, as it was typed; `file` is where it is, unless it is there."""
-        self.path, self._limit = path, limit
+        self.path, self._limit, self._agents = path, limit, agents or Agents()
+        self.foreign_agents: set[str] = set()  # once there is a result: named by rows and not known here
         self.file = file or path.absolute()  # for good: an environment may go to another directory
         self._parts: list[tuple[int, int | None]] = [(0, None)]
         if limit is None:
@@ -98,6 +117,7 @@ class InputCheck:
             problems += [f"{self.path}:{number + line}: {text}" for line, text in part.problems]
             starts += part.starts
             hashes += part.hashes
+            self.foreign_agents |= part.foreign
             number += part.lines
         if problems:
             raise UsageError(all_problems(problems))
@@ -111,7 +131,7 @@ class InputCheck:
 
     def _check(self, index: int) -> Part:
         try:
-            return check_part(self.file, *self._parts[index], self._limit)
+            return check_part(self.file, *self._parts[index], self._limit, self._agents)
         except OSError as error:
             raise unreadable(self.path, error) from None
 
@@ -119,15 +139,26 @@ class InputCheck:
 def begin_check(settings: CollectSettings) -> InputCheck | None:
     """The check of an input, which takes a while, begun; None where the tasks are not made yet."""
     path = settings.input_jsonl_fpath
-    return None if path is None else InputCheck(Path(path), settings.limit)
+    return None if path is None else begin_check_of(settings, Path(path))
 
 
-def check_part(path: Path, start: int = 0, end: int | None = None, limit: int | None = None) -> Part:
-    found = Part(array("q"), array("q"), [], 0)
+def begin_check_of(settings: CollectSettings, path: Path, file: Path | None = None) -> InputCheck:
+    agents = Agents(settings.agent_name, frozenset(settings.agents) - {settings.agent_name})
+    return InputCheck(path, settings.limit, file=file, agents=agents)
+
+
+def check_part(
+    path: Path,
+    start: int = 0,
+    end: int | None = None,
+    limit: int | None = None,
+    agents: Agents = Agents(),  # noqa: B008
+) -> Part:
+    found = Part(array("q"), array("q"), [], set(), 0)
     lines = 0
     for block in line_blocks(path, start=start, end=end):
-        if not _take_block(found, block):
-            _take_lines(found, path, block, lines, limit)
+        if not _take_block(found, block, agents):
+            _take_lines(found, path, block, lines, limit, agents)
         lines += len(block.ends)
         if limit is not None and len(found.starts) >= limit:
             del found.starts[limit:], found.hashes[limit:]
@@ -135,12 +166,16 @@ def check_part(path: Path, start: int = 0, end: int | None = None, limit: int | 
     return found._replace(lines=lines)
 
 
-def _take_block(found: Part, block: LineBlock) -> bool:
+def _take_block(found: Part, block: LineBlock, agents: Agents) -> bool:
     """The usual case, a block of good rows, without a loop over lines; False when it is not."""
     hashes: Iterable[int]
     if (named := decode_block(block, _decode_rows_by_id)) is not None:
         hashes = map(hash, [row.id for row in named])
     elif (others := decode_block(block, _decode_rows)) is not None:
+        named_agents = {agent for row in others if (agent := row.agent)} - {agents.asked}
+        if named_agents & agents.others:
+            return False
+        found.foreign.update(named_agents)
         lines = block.data.tobytes().split(b"\n")
         hashes = [hash(task_id(row, line)) for row, line in zip(others, lines, strict=False)]
     else:
@@ -150,7 +185,9 @@ def _take_block(found: Part, block: LineBlock) -> bool:
     return True
 
 
-def _take_lines(found: Part, path: Path, block: LineBlock, before: int, limit: int | None) -> None:
+def _take_lines(
+    found: Part, path: Path, block: LineBlock, before: int, limit: int | None, agents: Agents
+) -> None:
     """The same for a block with something odd in it: blank lines, bad rows."""
     end = block.offset + len(block.data)
     for line in read_lines(path, start=block.offset, end=end, number=before, accept_tail=True):
@@ -164,6 +201,12 @@ def _take_lines(found: Part, path: Path, block: LineBlock, before: int, limit: i
         except _MALFORMED as error:
             found.problems.append((line.number, _problem(path, line, error)))
             continue
+        if row.agent in agents.others:
+            apart = f"collect such rows apart, with agent_name={row.agent}"
+            found.problems.append((line.number, f"its agent_ref names {row.agent!r}; {apart}"))
+            continue
+        if row.agent not in (None, agents.asked):
+            found.foreign.add(str(row.agent))
         found.starts.append(line.start)
         found.hashes.append(hash(task_id(row, line.data)))
 

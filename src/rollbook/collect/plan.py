@@ -57,6 +57,7 @@ class Plan:
         if not digest_can_wait:
             self._digest.begin()
         self._starts, self._hashes = check.result()
+        self.foreign_agents = sorted(check.foreign_agents)  # named by rows and not known here
         self._digest.begin()
         self._suffix_repeated_rows()
 

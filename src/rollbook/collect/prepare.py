@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from rollbook.collect.executor import LocalExecutor, local_executor
-from rollbook.collect.input_check import InputCheck, begin_check
+from rollbook.collect.input_check import InputCheck, begin_check, begin_check_of
 from rollbook.collect.journal import Done, find_done
 from rollbook.collect.manifest import Manifest, drift, read_manifest, refuse_drift, write_manifest
 from rollbook.collect.own_tasks import count_tasks, write_tasks
@@ -191,7 +191,7 @@ def _check_of_own_tasks(settings: CollectSettings, files: CollectionFiles) -> In
     go_on = _has_results(files) and files.tasks.exists()
     if not go_on or count_tasks(files.tasks) < limit:
         write_tasks(files.tasks, make_tasks(settings.agent.env, limit, settings.seed), go_on=go_on)
-    return InputCheck(files.shown_tasks, limit, file=files.tasks)
+    return begin_check_of(settings, files.shown_tasks, files.tasks)
 
 
 def _limit_of_own_tasks(settings: CollectSettings) -> int:
@@ -212,7 +212,7 @@ def outlook(settings: CollectSettings, files: CollectionFiles) -> Outlook:
         next(make_tasks(settings.agent.env, 1, settings.seed), None)
         if not (_has_results(files) and files.tasks.exists()):
             return Outlook(str(files.shown), own, 0, own)
-    check = begin_check(settings) or InputCheck(files.shown_tasks, settings.limit, file=files.tasks)
+    check = begin_check(settings) or begin_check_of(settings, files.shown_tasks, files.tasks)
     plan = _plan(settings, check)
     same_input = _compare(settings, files, plan, _manifest(settings, files), old)
     done = find_done(files.output, files.journal, plan, same_input=same_input).count

@@ -12,6 +12,7 @@ import typer
 
 from rollbook.cli.collection_status import price
 from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, duration, number, print_json
+from rollbook.cli.output import printable
 from rollbook.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
@@ -171,8 +172,6 @@ def _run_name(name: str | None, output: Path) -> str:
 
 
 def _say(text: str) -> None:
-    from rollbook.cli.output import printable
-
     print(printable(text), file=sys.stderr, flush=True)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from rollbook.collect.descriptors import with_room
 from rollbook.collect.executor import Executor, LocalExecutor, local_executor
 from rollbook.collect.input_check import InputCheck, begin_check
 from rollbook.collect.journal import Done, find_done
@@ -54,6 +55,7 @@ def collect(
     `check` is what `begin_check` gave, where it was called before, to save time.
     """
     files = CollectionFiles(Path(settings.output_jsonl_fpath))
+    settings = with_room(settings, say)
     with ExitStack() as opened:
         if check := check or begin_check(settings):
             opened.callback(check.close)

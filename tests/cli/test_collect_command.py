@@ -286,3 +286,12 @@ def test_the_help_names_every_setting(terminal: Terminal) -> None:
 def test_the_cost_of_little_is_not_nothing(terminal: Terminal) -> None:
     said = terminal("collect", *WORDS, "prices.input=10", "prices.output=100")
     assert re.search(r"cost 0\.00[0-9]*[1-9]", said)
+
+
+def test_the_headers_of_a_policy_are_not_in_the_history(terminal: Terminal, tmp_path: Path) -> None:
+    policy = ("base_url=http://127.0.0.1:1/v1", "model=m", "headers.X-Token=hunter2")
+    agent = ("+agent_name=h", "agents.h.env.name=arithmetic", *(f"agents.h.policy.{word}" for word in policy))
+    terminal("collect", *WORDS, *agent, "retry.connect=1", code=3)
+    kept = [path for path in (tmp_path / "artifacts").rglob("*") if path.is_file()]
+    assert {"command.json", "config.json", "index.yaml"} <= {path.name for path in kept}
+    assert [path.name for path in kept if b"hunter2" in path.read_bytes()] == []

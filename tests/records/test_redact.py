@@ -131,6 +131,39 @@ def test_the_word_token_needs_a_value_that_looks_like_a_credential() -> None:
         assert redact_value("token", harmless) == harmless
 
 
+def test_the_headers_of_a_request_are_secrets_whatever_they_are_called() -> None:
+    headers = {"X-Token": "hunter2", "X-Pin": 1234, "User-Name": "me", "X-Old": "${MY_TOKEN}", "None": None}
+    shown = dict.fromkeys(headers, REDACTED) | {"X-Old": "${MY_TOKEN}", "None": None}
+    for name in ("headers", "default_headers", "extraheaders"):
+        assert redact_tree({"policy": {name: headers}}) == {"policy": {name: shown}}
+    assert redact_value("policy.headers.X-Token", "hunter2") == REDACTED
+    assert redact_value("policy.headers", headers) == shown
+    assert redact_value(("policy", "headers", "X-Pin"), 1234) == REDACTED
+    table = {"headers": ["name", "reward"], "column_headers": {"a": "name"}}
+    assert redact_tree(table) == table
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("agents.a.policy.headers.X-Token=hunter2", f"agents.a.policy.headers.X-Token={REDACTED}"),
+        ("+agents.a.policy.headers.X-Token=two words", f"+agents.a.policy.headers.X-Token={REDACTED}"),
+        ("agents.a.policy.headers={X-Token: hunter2}", f"agents.a.policy.headers={REDACTED}"),
+        ('policy={"headers": {"X": "hunter2"}, "n": 1}', f'policy={{"headers": {REDACTED}'),
+        ("--policy.extra_headers.X=hunter2", f"--policy.extra_headers.X={REDACTED}"),
+        ("headers.X=${MY_TOKEN}", f"headers.X={REDACTED}"),
+        ("output_jsonl_fpath=headers.jsonl", "output_jsonl_fpath=headers.jsonl"),
+    ],
+)
+def test_headers_among_the_words_of_a_command(word: str, shown: str) -> None:
+    assert redact_tree(["rollbook", "collect", word]) == ["rollbook", "collect", shown]
+
+
+def test_code_that_sends_headers_stays() -> None:
+    line = 'response = post(url, headers={"Accept": kind}, timeout=3)'
+    assert redact_text(line) == line
+
+
 def test_a_secret_container_covers_its_content_but_not_where_to_find_it() -> None:
     tree = {
         "credentials": {"__type__": "app.Login", "user": "u", "api_key_env": "X", "nested": ["a", {"b": "c"}]}

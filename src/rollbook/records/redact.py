@@ -1,9 +1,10 @@
 """No secret reaches a file of a run.
 
-A value is a secret because of its name (`api_key`, `hf_token`), because of its shape (`sk-...`, a JWT, a PEM
-key, the password in a URL), or because it is the value of an environment variable with a secret's name. It
-becomes `[redacted]`; neither its length nor a part of it is kept. What only sounds like a secret stays:
-`max_tokens`, `pad_token: <pad>`, `api_key_env: OPENAI_API_KEY`, commit hashes, `api_key = os.environ["KEY"]`.
+A value is a secret because of its name (`api_key`, `hf_token`, all of `headers`), because of its shape
+(`sk-...`, a JWT, a PEM key, the password in a URL), or because it is the value of an environment variable
+with a secret's name. It becomes `[redacted]`; neither its length nor a part of it is kept. What only sounds
+like a secret stays: `max_tokens`, `pad_token: <pad>`, `api_key_env: OPENAI_API_KEY`, commit hashes,
+`api_key = os.environ["KEY"]`.
 
 No line is added or removed and every scan is linear: a redacted diff is still a diff, a big one is cheap.
 """
@@ -17,11 +18,12 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any
 
+from rollbook.records.redact_pem import redact_pem
+
 REDACTED = "[redacted]"
 _MAX_DEPTH = 200
 _MIN_ENVIRONMENT_VALUE = 8
 _MIN_CREDENTIAL = 16
-_MIN_PEM_LINE = 32
 
 
 class NameKind(Enum):
@@ -30,6 +32,7 @@ class NameKind(Enum):
     PLAIN = 0
     DOUBTFUL = 1  # `token`, `auth`: a secret only when the value looks like one
     SECRET = 2
+    HEADER = 3  # of a request: a secret whatever it is called
 
 
 _SECRET_NAME = re.compile(  # of a name's words joined together
@@ -48,6 +51,11 @@ _TOKEN_OF_A_VOCABULARY = re.compile(
 )
 # Inside `credentials: {...}` these say where a secret is, not what it is.
 _REFERENCE_WORDS = {"env", "var", "file", "path", "name", "type"}
+
+_HEADERS = re.compile(r"(?:(?:default|extra|http|request)[_-]?)?headers", re.IGNORECASE)
+# Settings as words of a command: `agents.a.policy.headers.X-Token=...`, `policy={headers: {X-Token: ...}}`.
+_SETTING = re.compile(r"[-+\w][-\w.]*=.*", re.DOTALL)
+_HEADER_SETTING = re.compile(r"(headers(?:\.[^\s=]+=|[\"']?\s*[=:]\s*(?=\{))).+", re.IGNORECASE | re.DOTALL)
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _PATH_SEGMENT = re.compile(r'\["(.*?)"\]|\[\d+\]|([^.\[\]]+)')
@@ -102,13 +110,15 @@ def redact_value(key_path: str | Sequence[str | int], value: Any) -> Any:
     else:
         names = [segment for segment in key_path if isinstance(segment, str)]
     kind, name = NameKind.PLAIN, ""
-    for name in names:
-        kind = _kind_below(kind, name)
+    for above, name in zip(["", *names], names, strict=False):
+        kind = NameKind.HEADER if _HEADERS.fullmatch(above) else _kind_below(kind, name)
     return _Redactor().tree(value, kind, name, ())
 
 
 def _kind_below(outer: NameKind, name: str) -> NameKind:
     """A secret's name covers all it contains, except entries that only say where the secret is."""
+    if outer is NameKind.HEADER:
+        return outer
     if outer is not NameKind.SECRET:
         return name_kind(name)
     words = _WORD.findall(name)
@@ -162,7 +172,7 @@ class _Redactor:
         for value in self._environment:
             text = text.replace(value, REDACTED)
         if "PRIVATE KEY" in text:
-            text = _redact_pem(text)
+            text = redact_pem(text, REDACTED)
         text = _URL_PASSWORD.sub(_redact_url, text)
         text = _SHAPES.sub(REDACTED, text)
         text = _BEARER.sub(_redact_bearer, text)
@@ -176,7 +186,8 @@ class _Redactor:
             clean = self.tree(text, kind, name, above)
             return value if clean == text else clean.encode("utf-8", "surrogateescape")
         if value is None or isinstance(value, bool | int | float):
-            secret = kind is NameKind.SECRET and _NUMERIC_SECRET_NAME.fullmatch(name)
+            numeric = kind is NameKind.SECRET and _NUMERIC_SECRET_NAME.fullmatch(name)
+            secret = kind is NameKind.HEADER or bool(numeric)
             return REDACTED if secret and value is not None and not isinstance(value, bool) else value
         if not isinstance(value, Mapping | list | tuple | set | frozenset):
             return value
@@ -186,7 +197,7 @@ class _Redactor:
             return "[too deep]"
         above = (*above, id(value))
         if isinstance(value, Mapping):
-            return self._mapping(value, kind, above)
+            return self._mapping(value, NameKind.HEADER if _HEADERS.fullmatch(name) else kind, above)
         plain = next(plain for plain in (list, tuple, set, frozenset) if isinstance(value, plain))
         return plain(self._items(value, kind, name, above))
 
@@ -211,8 +222,14 @@ class _Redactor:
             if flag and kind is not NameKind.SECRET and not (isinstance(value, str) and value[:1] == "-"):
                 yield self.tree(value, name_kind(flag), flag, above)
             else:
-                yield self.tree(value, kind, name, above)
+                yield self.tree(_without_headers(value), kind, name, above)
             flag = value if isinstance(value, str) and _FLAG.fullmatch(value) else ""
+
+
+def _without_headers(word: Any) -> Any:
+    if not (isinstance(word, str) and _SETTING.fullmatch(word)):
+        return word
+    return _HEADER_SETTING.sub(rf"\1{REDACTED}", word)
 
 
 # What may stand before a secret: not a letter of a longer word, but the sign of a diff line, an escaped line
@@ -239,12 +256,6 @@ _BEARER = re.compile(
     re.IGNORECASE,
 )
 _URL_PASSWORD = re.compile(r"(://)([^\s/:@\"'<>\[\]]{0,256})(?::([^\s/@\"'<>]{1,512}))?@")
-_PEM_MARK = re.compile(r"-----(BEGIN|END) [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
-_PEM_ON_ONE_LINE = re.compile(_PEM_MARK.pattern + r"(?:\\[nr]|[A-Za-z0-9+/=]){32,}")
-_PEM_BODY = re.compile(
-    r"([ +-]?[ \t\"']*)([A-Za-z0-9+/=]+|(?:Proc-Type|DEK-Info|Version|Comment):[^\n]*|)"
-    r"((?:\\[nr])*[\"',)]*[ \t\r]*)"
-)
 
 
 def _redact_url(match: re.Match[str]) -> str:
@@ -259,32 +270,6 @@ def _redact_bearer(match: re.Match[str]) -> str:
     head, value = match.groups()
     secret = ":" in head or "=" in head or _looks_like_credential(value.rstrip("."))
     return f"{head}{REDACTED}" if secret else match[0]
-
-
-def _redact_pem(text: str) -> str:
-    """Replace a key's body line by line; a mark that only stands in source code has no body beside it."""
-    text = _PEM_ON_ONE_LINE.sub(lambda match: f"-----{match[1]} PRIVATE KEY-----{REDACTED}", text)
-    lines = text.split("\n")
-    for index, line in enumerate(lines):
-        # A hunk can show the end of a key without its beginning.
-        for mark in _PEM_MARK.finditer(line):
-            _redact_pem_body(lines, index, step=1 if mark[1] == "BEGIN" else -1)
-    return "\n".join(lines)
-
-
-def _redact_pem_body(lines: list[str], index: int, step: int) -> None:
-    # Short lines are held until one of full length proves that this is a key.
-    held: list[tuple[int, re.Match[str]]] = []
-    proved = False
-    while 0 <= (index := index + step) < len(lines):
-        match = _PEM_BODY.fullmatch(lines[index])
-        if match is None or len(held) == 4:
-            return
-        held.append((index, match))
-        proved = proved or len(match[2]) >= _MIN_PEM_LINE
-        while proved and held:
-            at, body = held.pop()
-            lines[at] = f"{body[1]}{REDACTED if body[2] else ''}{body[3]}"
 
 
 _NAME_END = re.compile(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +181,52 @@ def test_words_may_be_quoted_and_null_is_none(tmp_path: Path) -> None:
     config(tmp_path)
     assert run(tmp_path, f"+input_jsonl_fpath='{tmp_path}/my tasks.jsonl'", '+agent_name="a"').done == 2
     assert settings(tmp_path, "+input_jsonl_fpath=null", "limit=3").input_jsonl_fpath is None
+
+
+def test_null_stands_for_the_default(tmp_path: Path) -> None:
+    config(tmp_path, num_repeats=3)
+    given = settings(tmp_path, "+num_samples_in_parallel=null", "num_repeats=null", "retry=null")
+    assert given == settings(tmp_path, "num_repeats=1")
+    with pytest.raises(UsageError, match="num_repeats is empty"):
+        settings(tmp_path, "num_repeats=")
+    with pytest.raises(UsageError, match="unknown key 'num_repeat'"):
+        settings(tmp_path, "num_repeat=null")
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("temperature=0.5", "temperature=0.5"), ("+max_tokens=9", "max_output_tokens=9")]
+)
+def test_a_parameter_of_the_model_is_told_where_to_stand(word: str, meant: str, tmp_path: Path) -> None:
+    config(tmp_path)
+    with pytest.raises(UsageError, match=rf"unknown key .*: responses_create_params\.{meant}$"):
+        settings(tmp_path, word)
+
+
+def test_an_output_without_its_manifest_names_the_way_on(tmp_path: Path) -> None:
+    small_input(tmp_path, 3)
+    config(tmp_path)
+    run(tmp_path, "limit=2")
+    (tmp_path / "out_manifest.json").unlink()
+    with pytest.raises(UsageError, match="--resume=always"):
+        run(tmp_path)
+    assert run(tmp_path, "resume=always").done_before == 2
+
+
+@pytest.mark.parametrize("name", ["in.jsonl.gz", "in.jsonl"])
+def test_a_compressed_input_is_refused_with_what_to_type(name: str, tmp_path: Path) -> None:
+    config(tmp_path)
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(small_input(tmp_path, 3).read_bytes()))
+    plain = tmp_path / ("in.jsonl" if name.endswith(".gz") else "plain_in.jsonl")
+    with pytest.raises(UsageError, match=re.escape(f"type zcat {path} > {plain} ")):
+        run(tmp_path, f"input_jsonl_fpath={path}")
+
+
+def test_a_pipe_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    config(tmp_path)
+    os.mkfifo(tmp_path / "in.jsonl")
+    with pytest.raises(UsageError, match=r"in\.jsonl is a pipe, .* write it to a file first"):
+        run(tmp_path)
 
 
 def test_an_input_that_is_an_empty_word_is_not_taken_for_none(tmp_path: Path) -> None:

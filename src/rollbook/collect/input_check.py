@@ -8,6 +8,7 @@ before this process has imported all it needs to send something; then it takes w
 from __future__ import annotations
 
 import codecs
+import shlex
 from array import array
 from collections.abc import Iterable
 from contextlib import suppress
@@ -27,6 +28,7 @@ from rollbook.records.row_keys import content_id
 
 _SHOWN_ERRORS = 20
 _PART_BYTES = 2 << 20
+_COMPRESSED = {b"\x1f\x8b": "zcat", b"BZh": "bzcat", b"\xfd7zXZ": "xzcat", b"\x28\xb5\x2f\xfd": "zstdcat"}
 
 
 class _Items(msgspec.Struct, array_like=True, gc=False):
@@ -104,6 +106,7 @@ class InputCheck:
         self.path, self._limit, self._agents = path, limit, agents or Agents()
         self.foreign_agents: set[str] = set()  # once there is a result: named by rows and not known here
         self.file = file or path.absolute()  # for good: an environment may go to another directory
+        _refuse_what_is_no_text(path, self.file)
         self._parts: list[tuple[int, int | None]] = [(0, None)]
         if limit is None:
             with suppress(OSError):  # told by the check itself
@@ -209,6 +212,25 @@ def _take_lines(
             found.foreign.add(str(row.agent))
         found.starts.append(line.start)
         found.hashes.append(hash(task_id(row, line.data)))
+
+
+def _refuse_what_is_no_text(path: Path, file: Path) -> None:
+    """Pipes, which can be read only once, and compressed files."""
+    try:
+        if file.is_fifo():
+            raise UsageError(
+                f"{path} is a pipe, and the input is read more than once; write it to a file first: "
+                "... > tasks.jsonl (input_jsonl_fpath)"
+            )
+        with file.open("rb") as opened:
+            begin = opened.read(max(map(len, _COMPRESSED)))
+    except OSError:
+        return  # told by the check itself
+    for magic, command in _COMPRESSED.items():
+        if begin.startswith(magic):
+            plain = path.with_suffix("") if path.suffix != ".jsonl" else path.with_name(f"plain_{path.name}")
+            typed = f"{command} {shlex.quote(str(path))} > {shlex.quote(str(plain))}"
+            raise UsageError(f"{path} is compressed; type {typed} (input_jsonl_fpath)")
 
 
 def unreadable(path: Path, error: OSError) -> UsageError:

@@ -114,7 +114,8 @@ def _last_manifest(settings: CollectSettings, files: CollectionFiles) -> Manifes
         )
     if _has_results(files) and old is None and settings.resume != "always":
         raise UsageError(
-            f"{files.shown} has no manifest beside it, so it cannot be resumed; choose another output"
+            f"{files.shown} has no manifest beside it, so nobody knows with what settings it was collected; "
+            "choose another output, or go on by its keys with --resume=always"
         )
     other = files.output.with_name(old.output or files.output.name) if old else files.output
     if other != files.output and other.exists():  # rollouts.json beside rollouts.jsonl

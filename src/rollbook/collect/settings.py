@@ -23,6 +23,9 @@ DEFAULT_FILE = Path("rollbook.yaml")
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([dhms])")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _TEXTS = ("agent_name", "input_jsonl_fpath", "output_jsonl_fpath")
+_SAMPLING = {"temperature", "top_p", "top_k", "min_p", "max_output_tokens", "stop", "reasoning"}
+_SAMPLING |= {"presence_penalty", "frequency_penalty", "repetition_penalty", "top_logprobs", "tool_choice"}
+_OTHER_NAMES = dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens"), "max_output_tokens")
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 Resume = Literal["never", "if-possible", "always"]
 
@@ -118,14 +121,24 @@ def load_settings(words: Sequence[str], *, config: Path | None = None) -> Collec
         if values.get(name) is None:
             raise UsageError(f"{name} is missing; add {name}=...")
     values["agents"] = _agents(values.get("agents") or {})
-    return typed(values, CollectSettings)
+    for name in values:
+        if (meant := _OTHER_NAMES.get(name, name)) in _SAMPLING:
+            word = f"responses_create_params.{meant}={values[name]}"
+            raise UsageError(f"unknown key {name!r}; parameters of the model stand below another: {word}")
+    own_defaults = _with_defaults() & {name for name, value in values.items() if value is None}
+    return typed({name: value for name, value in values.items() if name not in own_defaults}, CollectSettings)
+
+
+def _with_defaults() -> set[str]:
+    """Settings for which null is no value of their own: it stands for the default."""
+    return {field.name for field in msgspec.structs.fields(CollectSettings) if field.default is not None}
 
 
 def _texts(words: Sequence[str]) -> dict[str, str]:
     """Names and paths that YAML takes for something else, as they were typed: no date, no number."""
     read = parse_words(words)
     typed_in = dict(word.lstrip("+").split("=", 1) for word in words)
-    for name in _TEXTS:
+    for name in {*_TEXTS, *_with_defaults()}:
         if typed_in.get(name) == "":  # a shell variable that is not set
             raise UsageError(f"{name} is empty; give it a value, or leave it out")
     return {name: typed_in[name] for name in _TEXTS if not isinstance(read.get(name), str | None)}

@@ -27,6 +27,7 @@ from collecting import (
 )
 from rollbook.collect.retry import RetrySettings
 from rollbook.collect.settings import CollectSettings
+from rollbook.records.locks import FileLock
 
 WAIT = 60.0
 SLOW = """
@@ -268,6 +269,17 @@ def test_what_a_detached_collection_would_be_refused_for_is_said_at_once(
     with (tmp_path / "in.jsonl").open("a") as file:
         file.write("{}\n")
     assert "in.jsonl:5: " in terminal("collect", *WORDS, "--detach", code=2)
+    assert "no run yet" in terminal("status")
+
+
+def test_an_output_that_is_being_written_is_refused_before_detaching(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    lock = FileLock(tmp_path / "out.jsonl")
+    try:
+        assert "out.jsonl is being written by " in terminal("collect", *WORDS, "--detach", code=1)
+    finally:
+        lock.release()
     assert "no run yet" in terminal("status")
 
 

@@ -95,7 +95,7 @@ def collect(
 
     job = job_of(settings, command, name=called, artifacts=artifacts)
     if detach:
-        _outlook(settings)  # what is refused is refused here, where somebody looks, and not in a log
+        _outlook(settings, is_to_begin=True)  # what is refused is refused here, where somebody looks
         _leave_running(job, as_json)
     else:
         _stay(settings, job, as_json, check)
@@ -143,11 +143,11 @@ def _leave_running(job: Job, as_json: bool) -> None:
     print(f"end it:     rollbook stop{flag} {name}   (what is in flight may finish)")
 
 
-def _outlook(settings: CollectSettings) -> Outlook:
+def _outlook(settings: CollectSettings, *, is_to_begin: bool = False) -> Outlook:
     from rollbook.collect.collector import look_ahead
 
     with redirect_stdout(sys.stderr):  # for what an environment prints
-        return look_ahead(settings)
+        return look_ahead(settings, is_to_begin=is_to_begin)
 
 
 def _look_ahead(settings: CollectSettings, as_json: bool) -> None:

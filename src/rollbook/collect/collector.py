@@ -35,6 +35,7 @@ from rollbook.collect.scheduler import Scheduler
 from rollbook.collect.settings import CollectSettings, seconds
 from rollbook.collect.sink import ResultSink
 from rollbook.errors import BadFileError, Interrupted, WriteError
+from rollbook.records.locks import FileLock, lock_path
 
 _REPORT_EVERY_S = 1.0
 _SHOWN_AGENTS = 5
@@ -85,10 +86,16 @@ def collect(
     return progress
 
 
-def look_ahead(settings: CollectSettings) -> Outlook:
-    """Check everything that is checked before the first request; sends nothing and touches no file."""
+def look_ahead(settings: CollectSettings, *, is_to_begin: bool = False) -> Outlook:
+    """Check everything that is checked before the first request; sends nothing and touches no file.
+
+    `is_to_begin`: another process is about to, so an output that somebody else writes to is refused as well.
+    """
+    files = CollectionFiles(Path(settings.output_jsonl_fpath))
+    if is_to_begin and lock_path(files.output.resolve()).exists():
+        FileLock(files.shown).release()
     local_executor(settings)
-    return outlook(settings, CollectionFiles(Path(settings.output_jsonl_fpath)))
+    return outlook(settings, files)
 
 
 async def _collect(

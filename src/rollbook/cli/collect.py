@@ -90,7 +90,9 @@ def collect(
     command = ["rollbook", "collect", *([f"--config={config}"] if config else []), *given]
     from rollbook.collect.input_check import begin_check
 
-    check = None if detach else begin_check(settings)  # copies of this process begin, before the next import
+    # This forks the processes that check the input: before the imports below, which are slow (the check goes
+    # on meanwhile) and may start threads, with which a process must not be forked.
+    check = None if detach else begin_check(settings)
     from rollbook.collect.history import job_of
 
     job = job_of(settings, command, name=called, artifacts=artifacts)

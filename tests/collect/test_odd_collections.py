@@ -307,3 +307,19 @@ def test_an_environment_that_goes_to_another_directory_takes_no_file_with_it(tmp
     assert (manifest["input"], manifest["sessions"]) == ("in.jsonl", 2)
     assert (tmp_path / "artifacts" / "index.yaml").exists()
     assert [*(tmp_path / "elsewhere").iterdir()] == []
+
+
+def test_settings_that_were_mixed_knowingly_leave_a_trace(tmp_path: Path) -> None:
+    small_input(tmp_path, 5)
+    config(tmp_path)
+    temperatures = [0.1, 0.1, 0.9, 0.9, 0.1]
+    for count, temperature in enumerate(temperatures, 1):
+        words = (f"limit={count}", f"responses_create_params.temperature={temperature}", "resume=always")
+        run(tmp_path, *words)
+    manifest = orjson.loads((tmp_path / "out_manifest.json").read_bytes())
+    assert manifest["sessions"] == 5
+    earlier = [
+        (entry["meaning"]["responses_create_params"]["temperature"], entry["until_session"])
+        for entry in manifest["earlier_meanings"]
+    ]
+    assert earlier == [(0.1, 2), (0.9, 4)]

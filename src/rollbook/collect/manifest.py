@@ -23,6 +23,13 @@ from rollbook.records.run_info import versions
 SCHEMA_VERSION = 1
 
 
+class EarlierMeaning(msgspec.Struct):
+    """What rows of earlier sessions mean, where others were mixed with them knowingly."""
+
+    meaning: dict[str, Any]
+    until_session: int  # the last one, counted from 1
+
+
 class Manifest(msgspec.Struct, kw_only=True):
     schema_version: int = SCHEMA_VERSION
     created_at: str = msgspec.field(default_factory=utc_now)
@@ -34,6 +41,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     rows: int = 0
     repeats: int
     meaning: dict[str, Any]  # agent, sampling parameters: what makes a row what it is
+    earlier_meanings: list[EarlierMeaning] = []
     operation: dict[str, Any] = {}  # concurrency and the like, for the record
     versions: dict[str, str] = msgspec.field(default_factory=versions)
     sessions: int = 1
@@ -68,6 +76,14 @@ def drift(old: Manifest, new: Manifest, *, same_input: bool) -> list[ConfigChang
             content["input_sha256"] = manifest.input_sha256
         sides.append(redact_tree(content))
     return diff_configs(*sides)
+
+
+def go_on_from(old: Manifest, new: Manifest) -> None:
+    """Make `new` the manifest of the session after `old`'s, with a trace of what is mixed in one file."""
+    new.sessions, new.created_at = old.sessions + 1, old.created_at
+    new.earlier_meanings = list(old.earlier_meanings)
+    if drift(old, new, same_input=True):
+        new.earlier_meanings.append(EarlierMeaning(old.meaning, old.sessions))
 
 
 def refuse_drift(output: Path, changes: list[ConfigChange]) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from rollbook.collect.executor import LocalExecutor, local_executor
 from rollbook.collect.input_check import InputCheck, begin_check, begin_check_of
 from rollbook.collect.journal import Done, find_done
-from rollbook.collect.manifest import Manifest, drift, read_manifest, refuse_drift, write_manifest
+from rollbook.collect.manifest import Manifest, drift, go_on_from, read_manifest, refuse_drift, write_manifest
 from rollbook.collect.own_tasks import count_tasks, write_tasks
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.plan import Plan
@@ -154,7 +154,7 @@ def _compare(
     if _has_results(files) and old is not None:
         new.input_sha256 = plan.sha256
         _refuse_changes(settings, files, new, old, same_input=same_input)
-        new.sessions, new.created_at = old.sessions + 1, old.created_at
+        go_on_from(old, new)
     return same_input
 
 

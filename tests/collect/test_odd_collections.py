@@ -185,6 +185,17 @@ def test_the_mean_reward_of_a_resumed_collection_is_that_of_the_file(tmp_path: P
         assert stored["reward_std"] == pytest.approx(0.4330127)
 
 
+def test_a_failure_holds_no_password_of_an_address(tmp_path: Path) -> None:
+    small_input(tmp_path, 1)
+    address = "http://someone:Tr0ub4dor-and-3@127.0.0.1:9/v1"
+    config(tmp_path, {"kind": "openai", "base_url": address, "model": "m"})
+    said: list[str] = []
+    run(tmp_path, "retry.connect=1", said=said)
+    (failure,) = failures(tmp_path)
+    assert "127.0.0.1:9" in failure["message"]
+    assert "Tr0ub4dor" not in str(failure) + str(said)
+
+
 @pytest.mark.parametrize("claimed", [-1, 2**32, 2**63])
 def test_tokens_that_nobody_can_believe_do_not_end_it(
     claimed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

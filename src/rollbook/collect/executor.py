@@ -22,6 +22,7 @@ from rollbook.envs.agent import Agent
 from rollbook.envs.agents import build_agent
 from rollbook.envs.base import Task, what_and_where
 from rollbook.policies.base import FailureKind, RolloutFailure, is_for_the_task
+from rollbook.records.redact import redact_text
 
 # What a row whose messages are of another shape than the API's can raise.
 _OTHER_SHAPE = (TypeError, ValueError, AttributeError, msgspec.MsgspecError)
@@ -68,7 +69,7 @@ class LocalExecutor:
             outcome.output_tokens = believable(episode.usage.output_tokens)
             outcome.stop_reason = _text(episode.stop_reason)
         except RolloutFailure as failure:
-            outcome.failure, outcome.message = failure.kind, _text(failure)
+            outcome.failure, outcome.message = failure.kind, _said(failure)
             outcome.status, outcome.retry_after = failure.status, failure.retry_after
         except NotSent:
             outcome.not_sent = True
@@ -77,7 +78,7 @@ class LocalExecutor:
             if isinstance(error, asyncio.CancelledError) and is_for_the_task(error):
                 raise
             outcome = Outcome(item.row, item.repeat, failure=FailureKind.ENVIRONMENT)
-            outcome.message = _text(what_and_where(error))
+            outcome.message = _said(what_and_where(error))
         outcome.seconds = time.monotonic() - started
         return outcome
 
@@ -101,6 +102,11 @@ def cancelled_by_itself(item: Item) -> Outcome:
 def _text(value: object) -> str:
     """Without half characters, which can neither be written nor sent to another process."""
     return str(value).encode("utf-8", "replace").decode()
+
+
+def _said(what: object) -> str:
+    """For files and people: an address may hold a password, and a server repeat a key that it refuses."""
+    return redact_text(_text(what))
 
 
 def local_executor(settings: CollectSettings, share: int = 1) -> LocalExecutor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from array import array
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,9 @@ def by_several(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)))
 
 
-def checked(path: Path) -> tuple[array[int], array[int]] | str:
+def checked(path: Path) -> list[list[int]] | str:
     try:
-        return InputCheck(path, None).result()
+        return [found.tolist() for found in InputCheck(path, None).result()]
     except UsageError as error:
         return str(error)
 

@@ -23,7 +23,7 @@ from rollbook.collect.settings import CollectSettings
 from rollbook.errors import UsageError
 from rollbook.forked import SharedWork
 from rollbook.records.jsonl import Line, read_lines
-from rollbook.records.row_blocks import LineBlock, decode_block, line_blocks, line_parts
+from rollbook.records.row_blocks import Ints, LineBlock, decode_block, line_blocks, line_parts
 from rollbook.records.row_keys import content_id
 
 _SHOWN_ERRORS = 20
@@ -113,20 +113,19 @@ class InputCheck:
                 self._parts = [*line_parts(self.file, _PART_BYTES)]
         self._work = SharedWork(self._check, len(self._parts))
 
-    def result(self) -> tuple[array[int], array[int]]:
+    def result(self) -> tuple[Ints, Ints]:
         """Where each row begins, and the hash of its id, good within this process."""
-        starts, hashes, problems, number = array("q"), array("q"), [], 1
-        for part in self._work.result():
+        parts, problems, number = self._work.result(), [], 1
+        for part in parts:
             problems += [f"{self.path}:{number + line}: {text}" for line, text in part.problems]
-            starts += part.starts
-            hashes += part.hashes
             self.foreign_agents |= part.foreign
             number += part.lines
         if problems:
             raise UsageError(all_problems(problems))
-        if not starts:
+        starts = np.concatenate([np.asarray(part.starts, dtype=np.int64) for part in parts])
+        if not len(starts):
             raise UsageError(f"{self.path} has no rows")
-        return starts, hashes
+        return starts, np.concatenate([np.asarray(part.hashes, dtype=np.int64) for part in parts])
 
     def close(self) -> None:
         """Let go of it, whether it is done or not."""

@@ -86,7 +86,7 @@ class Plan:
         if done.all():
             return
         first = int(np.argmin(done)) // self.repeats
-        lines = _rows(self.file, self._starts[first])
+        lines = _rows(self.file, int(self._starts[first]))
         for start in range(first, self.rows, _ROWS_AT_ONCE):
             left = np.count_nonzero(~done[start : start + _ROWS_AT_ONCE], axis=1).tolist()
             for row, (count, line) in enumerate(zip(left, lines, strict=False), start):
@@ -99,7 +99,7 @@ class Plan:
 
     def id_of(self, row: int) -> str:
         """The id of one row, read from the file."""
-        return self._named.get(row) or self.task_id(row, next(_rows(self.file, self._starts[row])).data)
+        return self._named.get(row) or self.task_id(row, next(_rows(self.file, int(self._starts[row]))).data)
 
     def begins_with(self, size: int, sha256: str) -> bool:
         """Whether the file is the one of that digest, or that one with rows added at its end."""
@@ -120,16 +120,15 @@ class Plan:
         """The row of each id, given by its hash; -1 where the input has none of that name."""
         if not len(wanted):
             return wanted
-        order = np.argsort(np.asarray(self._hashes, dtype=np.int64), kind="stable")
-        hashes = np.asarray(self._hashes, dtype=np.int64)[order]
+        order = np.argsort(self._hashes, kind="stable")
+        hashes = self._hashes[order]
         place = np.searchsorted(hashes, wanted)
         place[place == len(hashes)] = 0
         return np.where(hashes[place] == wanted, order[place], -1)
 
     def _suffix_repeated_rows(self) -> None:
         """Rows without an id may say the same twice: the second one is `row-...~2`. Ids may not."""
-        hashes = np.asarray(self._hashes, dtype=np.int64)
-        in_order = np.sort(hashes)
+        in_order = np.sort(self._hashes)
         repeated = set(in_order[1:][in_order[1:] == in_order[:-1]].tolist())
         if not repeated:
             return

@@ -6,7 +6,6 @@ A policy gets chat messages and returns one assistant message with its bookkeepi
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
@@ -47,6 +46,8 @@ def is_for_the_task(error: BaseException) -> bool:
     Other people's code raises what is no Exception, too: a panic in Rust is none, nor is a CancelledError
     that leaked out of a library. Those are failures of a rollout like any other.
     """
+    import asyncio  # not above: settings have kinds of failures in them, and need no event loop
+
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         return task is None or task.cancelling() > 0

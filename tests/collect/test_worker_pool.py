@@ -37,6 +37,7 @@ from rollbook.collect.wire import decode_outcomes, encode
 from rollbook.collect.worker_pool import WorkerPool
 from rollbook.errors import RollbookError, UsageError
 from rollbook.policies.base import FailureKind
+from supervision import is_alive
 
 
 @pytest.fixture(autouse=True)
@@ -49,15 +50,6 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-def is_alive(pid: int) -> bool:
-    """Not gone, and not a zombie that nobody has taken note of."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
 
 
 def test_workers_do_the_same(tmp_path: Path) -> None:

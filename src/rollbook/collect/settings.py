@@ -124,7 +124,7 @@ def load_settings(words: Sequence[str], *, config: Path | None = None) -> Collec
     for name in values:
         if (meant := _OTHER_NAMES.get(name, name)) in _SAMPLING:
             word = f"responses_create_params.{meant}={values[name]}"
-            raise UsageError(f"unknown key {name!r}; parameters of the model stand below another: {word}")
+            raise UsageError(f"unknown key {name!r}; what is asked of the model is typed like this: {word}")
     own_defaults = _with_defaults() & {name for name, value in values.items() if value is None}
     return typed({name: value for name, value in values.items() if name not in own_defaults}, CollectSettings)
 

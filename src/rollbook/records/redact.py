@@ -18,6 +18,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any
 
+from rollbook.records.later import compiled_later
 from rollbook.records.redact_pem import redact_pem
 
 REDACTED = "[redacted]"
@@ -35,40 +36,44 @@ class NameKind(Enum):
     HEADER = 3  # of a request: a secret whatever it is called
 
 
-_SECRET_NAME = re.compile(  # of a name's words joined together
+_SECRET_NAME = compiled_later(  # of a name's words joined together
     r".*(?:secret|password|passwd|passphrase|passcode|authorization|credential"
     r"|(?:api|secret|private|access|signing|encryption|subscription|account)key"
     r"|(?:admin|db|mail|mysql|pg|postgres|redis|root|smtp|user)pass)"
 )
-_NUMERIC_SECRET_NAME = re.compile(r"(?i).*(?:secret|password|passwd|passphrase|passcode)")
+_NUMERIC_SECRET_NAME = compiled_later(r"(?i).*(?:secret|password|passwd|passphrase|passcode)")
 _DOUBTFUL_WORDS = {"token", "auth", "jwt", "cookie", "bearer"}
-_TOKEN_OF_A_SERVICE = re.compile(
+_TOKEN_OF_A_SERVICE = compiled_later(
     r"access|auth|api|app|bearer|bot|ci|csrf|deploy|face|gh|github|gitlab|hf|hub|huggingface|id|jwt|npm|oauth"
     r"|personal|pypi|refresh|secret|security|service|session|slack|tinker|vault|wandb|webhook"
 )
-_TOKEN_OF_A_VOCABULARY = re.compile(
+_TOKEN_OF_A_VOCABULARY = compiled_later(
     r"audio|begin|bos|cls|end|eos|first|image|last|mask|new|next|pad|sep|special|start|stop|think|unk|video"
 )
 # Inside `credentials: {...}` these say where a secret is, not what it is.
 _REFERENCE_WORDS = {"env", "var", "file", "path", "name", "type"}
 
-_HEADERS = re.compile(r"(?:(?:default|extra|http|request)[_-]?)?headers", re.IGNORECASE)
+_HEADERS = compiled_later(r"(?:(?:default|extra|http|request)[_-]?)?headers", re.IGNORECASE)
 # Settings as words of a command: `agents.a.policy.headers.X-Token=...`, `policy={headers: {X-Token: ...}}`.
-_SETTING = re.compile(r"[-+\w][-\w.]*=.*", re.DOTALL)
-_HEADER_SETTING = re.compile(r"(headers(?:\.[^\s=]+=|[\"']?\s*[=:]\s*(?=\{))).+", re.IGNORECASE | re.DOTALL)
+_SETTING = compiled_later(r"[-+\w][-\w.]*=.*", re.DOTALL)
+_HEADER_SETTING = compiled_later(
+    r"(headers(?:\.[^\s=]+=|[\"']?\s*[=:]\s*(?=\{))).+", re.IGNORECASE | re.DOTALL
+)
 
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-_PATH_SEGMENT = re.compile(r'\["(.*?)"\]|\[\d+\]|([^.\[\]]+)')
-_REFERENCE = re.compile(r"\$\{(?:oc\.env:|env:)?[A-Za-z_]\w*\}|\$?[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
-_TEMPLATE = re.compile(
+_WORD = compiled_later(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_PATH_SEGMENT = compiled_later(r'\["(.*?)"\]|\[\d+\]|([^.\[\]]+)')
+_REFERENCE = compiled_later(r"\$\{(?:oc\.env:|env:)?[A-Za-z_]\w*\}|\$?[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
+_TEMPLATE = compiled_later(
     r"\$?\{[^{}\n]*\}|\$?\{\{[^\n]*\}\}|<[^<>\n]*>|%\(?\w*\)?s|\$\w+|\$\([^\n]*|[:*]*|\.\.\.|\[redacted\]"
 )
-_FILE_PATH = re.compile(r"(?:~|\.{1,2}|[A-Za-z]:)?[/\\].*\.\w{2,5}")
-_FLAG = re.compile(r"--?[A-Za-z][\w-]*")
-_CREDENTIAL = re.compile(r"[A-Za-z0-9_\-.+/=~:%!@#^*]+")
-_CODE_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|(?:[A-Z][a-z]+){2,}|[A-Z_]+|[A-Za-z_]\w*[(\[].*")
-_NUMBERED_NAME = re.compile(r"[A-Za-z_]+\d{0,3}")
-_ORDINARY_WORD = re.compile(
+_FILE_PATH = compiled_later(r"(?:~|\.{1,2}|[A-Za-z]:)?[/\\].*\.\w{2,5}")
+_FLAG = compiled_later(r"--?[A-Za-z][\w-]*")
+_CREDENTIAL = compiled_later(r"[A-Za-z0-9_\-.+/=~:%!@#^*]+")
+_CODE_NAME = compiled_later(
+    r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|(?:[A-Z][a-z]+){2,}|[A-Z_]+|[A-Za-z_]\w*[(\[].*"
+)
+_NUMBERED_NAME = compiled_later(r"[A-Za-z_]+\d{0,3}")
+_ORDINARY_WORD = compiled_later(
     r"(?i)none|null|nil|true|false|yes|no|on|off|str|string|text|int|bool|bytes|float|any|object|optional|"
     r"required|secretstr|undefined|self|default|empty|missing|hidden|password|passwd|pass|pwd|secret|token|api_?key|"
     r"a|an|the|to|or|and|is|are|was|if|for|in|with|as|when|from|must|can|may|will|not|by|flags?|options?|values?|arguments?"
@@ -236,7 +241,7 @@ def _without_headers(word: Any) -> Any:
 # break, a percent escape or a terminal colour. No alternative lets a match start inside a run of its own
 # characters, which keeps the search linear.
 _START = r"(?:(?<![A-Za-z0-9_-])|(?<=^-)|(?<=\\[nrt])|(?<=%[0-9A-F]{2})|(?<=\[\dm)|(?<=\[\d\dm))"
-_SHAPES = re.compile(
+_SHAPES = compiled_later(
     _START
     + r"""(?:
     sk-(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{16,} | (?:sk|rk)_(?:live|test)_[A-Za-z0-9]{16,}
@@ -250,12 +255,12 @@ _SHAPES = re.compile(
     )""",
     re.VERBOSE | re.MULTILINE,
 )
-_BEARER = re.compile(
+_BEARER = compiled_later(
     r"((?:authorization\\?[\"']?[ \t]{0,4}[:=][ \t]{0,4}\\?[\"']?(?:bearer|basic|token|digest)|bearer)"
     r"[ \t]{1,4})([^\s\"'`,;<>(){}\[\]\\$]{6,})",
     re.IGNORECASE,
 )
-_URL_PASSWORD = re.compile(r"(://)([^\s/:@\"'<>\[\]]{0,256})(?::([^\s/@\"'<>]{1,512}))?@")
+_URL_PASSWORD = compiled_later(r"(://)([^\s/:@\"'<>\[\]]{0,256})(?::([^\s/@\"'<>]{1,512}))?@")
 
 
 def _redact_url(match: re.Match[str]) -> str:
@@ -272,7 +277,7 @@ def _redact_bearer(match: re.Match[str]) -> str:
     return f"{head}{REDACTED}" if secret else match[0]
 
 
-_NAME_END = re.compile(
+_NAME_END = compiled_later(
     r"(?P<stem>(?:key|secret|password|passwd|passphrase|passcode|pass|token|auth|authorization|credential|jwt|cookie"
     r"|bearer)s?(?:_?\d{1,3})?)(?![A-Za-z0-9_-])(?:\\{0,3}[\"'`])?\]?"
     r"(?:[ \t]?:[ \t]?[A-Za-z][\w.\[\]| ]{0,60}(?==))?"
@@ -281,13 +286,13 @@ _NAME_END = re.compile(
 )
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 _MAX_NAME = 64
-_OPENING = re.compile(r"([rbfuRBFU]{0,2})(\\{0,3})(\"{3}|'{3}|[\"'`])")
-_QUOTED = {quote: re.compile(rf"(?:\\.|[^\\\n{quote}])*") for quote in "\"'`"}
-_SCHEME = re.compile(r"(?:Bearer|Basic|Token)[ \t]+", re.IGNORECASE)
-_BARE = re.compile(r"[^\s\"'`,;&|<>(){}\[\]\\]+")
-_SHELL_VALUE = re.compile(r"[^\s\"'`\\]+")
-_REST_OF_LINE = re.compile(r"(\S++)(?:[ \t\r]+#[^\n]*|[ \t\r]*)$", re.MULTILINE)
-_BEFORE_A_LINE_KEY = re.compile(r"[+-]?[ \t]*(?:-[ \t]+)?")
+_OPENING = compiled_later(r"([rbfuRBFU]{0,2})(\\{0,3})(\"{3}|'{3}|[\"'`])")
+_QUOTED = {quote: compiled_later(rf"(?:\\.|[^\\\n{quote}])*") for quote in "\"'`"}
+_SCHEME = compiled_later(r"(?:Bearer|Basic|Token)[ \t]+", re.IGNORECASE)
+_BARE = compiled_later(r"[^\s\"'`,;&|<>(){}\[\]\\]+")
+_SHELL_VALUE = compiled_later(r"[^\s\"'`\\]+")
+_REST_OF_LINE = compiled_later(r"(\S++)(?:[ \t\r]+#[^\n]*|[ \t\r]*)$", re.MULTILINE)
+_BEFORE_A_LINE_KEY = compiled_later(r"[+-]?[ \t]*(?:-[ \t]+)?")
 
 
 _Judged = tuple[int, int, bool]  # where a value begins and ends, and whether it is a secret
@@ -323,7 +328,7 @@ def _quoted_value(text: str, match: re.Match[str], name: str, opening: re.Match[
     prefix, escape, quote = opening.groups()
     begin = opening.end()
     if escape or len(quote) == 3:
-        closing = re.compile(re.escape(escape + quote) + r"|\n").search(text, begin)
+        closing = compiled_later(re.escape(escape + quote) + r"|\n").search(text, begin)
         end = closing.start() if closing else len(text)
     else:
         inner = _QUOTED[quote].match(text, begin)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 
+from rollbook.records.later import compiled_later
+
 _MIN_PEM_LINE = 32
-_PEM_MARK = re.compile(r"-----(BEGIN|END) [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
-_PEM_ON_ONE_LINE = re.compile(_PEM_MARK.pattern + r"(?:\\[nr]|[A-Za-z0-9+/=]){32,}")
-_PEM_BODY = re.compile(
+_PEM_MARK = compiled_later(r"-----(BEGIN|END) [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_PEM_ON_ONE_LINE = compiled_later(_PEM_MARK.pattern + r"(?:\\[nr]|[A-Za-z0-9+/=]){32,}")
+_PEM_BODY = compiled_later(
     r"([ +-]?[ \t\"']*)([A-Za-z0-9+/=]+|(?:Proc-Type|DEK-Info|Version|Comment):[^\n]*|)"
     r"((?:\\[nr])*[\"',)]*[ \t\r]*)"
 )

@@ -20,7 +20,7 @@ from rollbook.runs.jobs.job import Job
 if TYPE_CHECKING:
     from rollbook.runs.jobs.ledger import Ledger, RunEnd
 
-_START_AFTER_S = 0.03  # the imports below would take turns with the run's first steps
+_START_AFTER_S = 0.15  # the imports below would take turns with the first steps of the run
 _SNAPSHOT_AFTER_S = 0.5
 
 

@@ -298,7 +298,9 @@ def test_items_that_wait_hold_no_slot_and_do_not_pile_up() -> None:
     asyncio.run(play())
 
 
-def test_a_draining_scheduler_does_not_turn_over_retries_that_are_due() -> None:
+def test_a_draining_scheduler_does_not_turn_over_retries_that_are_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def play() -> None:
         scheduler = schedule(Slow(), Seen(), some(2), most=2)
         running = asyncio.ensure_future(scheduler.run())
@@ -312,7 +314,7 @@ def test_a_draining_scheduler_does_not_turn_over_retries_that_are_due() -> None:
             turns += 1
             fill()
 
-        scheduler._fill = counted  # type: ignore[method-assign]
+        monkeypatch.setattr(scheduler, "_fill", counted)
         await running
         assert turns < 10
 

@@ -59,8 +59,8 @@ def test_rows_survive_every_format(tmp_path: Path, ending: str) -> None:
 
 
 def test_parquet_takes_a_field_of_the_last_row_and_of_several_types(tmp_path: Path) -> None:
-    rows = [{"id": number, "answer": number} for number in range(3000)]
-    rows += [{"id": 3000, "answer": "a word", "late": {"x": 1}}]  # type: ignore[dict-item]
+    rows: list[dict[str, Any]] = [{"id": number, "answer": number} for number in range(3000)]
+    rows += [{"id": 3000, "answer": "a word", "late": {"x": 1}}]
     copied(write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet")
     back = values(tmp_path / "out.parquet")
     assert [row["id"] for row in back] == [row["id"] for row in rows]

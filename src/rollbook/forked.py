@@ -10,20 +10,41 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Generic, TypeVar
+from importlib import import_module
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 _MOST_PROCESSES = 4
 _TICKET_BYTES = 2
 _MOST_TICKETS = 4096  # fit into any pipe; of more pieces, each stands for several
 _DONE = b"d"
+_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 
 
 def cores() -> int:
     """That copies of this process can use: one where it cannot be copied."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+
+
+def is_alone() -> bool:
+    """Whether no threads are known of that a copy would miss; those of Ray Python does not count."""
+    return threading.active_count() == 1 and "ray" not in sys.modules
+
+
+def die_with(parent: int) -> bool:
+    """Be killed when the process that made this one ends; False if it has ended already.
+
+    Only Linux can be asked for this.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    return os.getppid() == parent
 
 
 class InACopy(Generic[T]):
@@ -35,10 +56,11 @@ class InACopy(Generic[T]):
         if sys.platform == "linux":
             self._answer = os.memfd_create("rollbook")  # megabytes, which a pipe takes ten times as long for
             self._end, writer = os.pipe()
+            maker = os.getpid()
             self._pid = os.fork()
             if self._pid == 0:
                 os.close(self._end)
-                _answer(work, self._answer, writer)
+                _answer(work, maker, self._answer, writer)
             os.close(writer)
 
     def result(self) -> T:
@@ -74,7 +96,6 @@ class SharedWork(Generic[T]):
     def __init__(self, work: Callable[[int], T], count: int, *, copies: int | None = None) -> None:
         """As many copies as there are cores besides this one's, up to a few, unless it is said otherwise."""
         self._work, self._count = work, count
-        self._home = os.getpid()
         self._tickets = min(count, _MOST_TICKETS)
         self._queue = _queue(self._tickets)
         self._is_open = True
@@ -106,14 +127,61 @@ class SharedWork(Generic[T]):
         """The pieces that nobody else takes, until there are none."""
         done: dict[int, T] = {}
         with suppress(Exception):  # to be met again, in the order of the pieces
-            while self._is_wanted() and (ticket := os.read(self._queue, _TICKET_BYTES)):
+            while ticket := os.read(self._queue, _TICKET_BYTES):
                 for number in range(int.from_bytes(ticket), self._count, self._tickets):
                     done[number] = self._work(number)
         return done
 
-    def _is_wanted(self) -> bool:
-        """A copy whose parent is gone has nobody to work for."""
-        return os.getpid() == self._home or os.getppid() == self._home
+
+class Standby(Generic[T]):
+    """A copy of this process that loads a module, and then waits for the arguments of a function in it.
+
+    Made before this process has loaded what it needs itself, it does so at the same time. Without a second
+    core, beside threads, or if the copy is lost, the work is done here when it is asked for.
+    """
+
+    def __init__(self, module: str, function: str, environment: Mapping[str, str] | None = None) -> None:
+        """`environment` is for the copy alone."""
+        self._module, self._function, self._environment = module, function, environment or {}
+        self._home = os.getpid()
+        self._given: tuple[Any, ...] | None = None
+        self._copy: InACopy[T] | None = None
+        if cores() > 1 and is_alone():
+            self._reader, self._writer = os.pipe()
+            self._copy = InACopy(self._do)
+            os.close(self._reader)
+
+    def begin(self, *arguments: Any) -> None:
+        self._given = arguments
+        if self._copy is not None:
+            with suppress(BrokenPipeError), os.fdopen(self._writer, "wb", closefd=False) as pipe:
+                pickle.dump(arguments, pipe)
+
+    def result(self) -> T:
+        try:
+            return self._do() if self._copy is None else self._copy.result()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of it, whether it is done, at work or still waiting."""
+        if self._copy is not None:
+            self._copy.close()
+            os.close(self._writer)
+            self._copy = None
+
+    def _do(self) -> T:
+        is_copy = os.getpid() != self._home
+        if is_copy:
+            os.environ.update(self._environment)
+        function = getattr(import_module(self._module), self._function)
+        if is_copy:
+            os.close(self._writer)  # or it would not see that the other end is gone
+            with os.fdopen(self._reader, "rb") as pipe:
+                self._given = pickle.load(pipe)
+        assert self._given is not None, "begin() comes first"
+        done: T = function(*self._given)
+        return done
 
 
 def _queue(count: int) -> int:
@@ -124,8 +192,10 @@ def _queue(count: int) -> int:
     return reader
 
 
-def _answer(work: Callable[[], T], answer: int, writer: int) -> None:
+def _answer(work: Callable[[], T], maker: int, answer: int, writer: int) -> None:
     try:
+        if not die_with(maker):
+            return
         with os.fdopen(answer, "wb") as file:
             pickle.dump(work(), file)
         os.write(writer, _DONE)

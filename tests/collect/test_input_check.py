@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,11 +16,14 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from rollbook.collect import input_check
-from rollbook.collect.input_check import InputCheck, Part, check_part
+from rollbook import forked
+from rollbook.collect import input_pass
+from rollbook.collect.input_check import InputCheck
+from rollbook.collect.input_pass import Part, check_part
+from rollbook.collect.plan import Plan
 from rollbook.errors import UsageError
 from rollbook.records.row_blocks import line_parts
-from supervision import is_gone
+from supervision import is_gone, poll
 
 NAMED = b'{"id":"%d","responses_create_params":{"input":"q %d"}}'
 UNNAMED = b'{"answer":%d,"responses_create_params":{"input":[{"role":"user","content":"q %d"}]}}'
@@ -25,15 +31,21 @@ BAD = b'{"id":"%d","responses_create_params":{"output":"%d"}}'
 
 
 def by_several(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(input_check, "_PART_BYTES", 200)
+    monkeypatch.setattr(input_pass, "_PART_BYTES", 200)
+    for module in (forked, input_pass):  # whatever threads other tests have left
+        monkeypatch.setattr(module, "is_alone", lambda: True)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)))
 
 
-def checked(path: Path) -> list[list[int]] | str:
+def checked(path: Path) -> list[str] | str:
+    """The ids of all rows, each looked up by its number, or what is wrong with them."""
     try:
-        return [found.tolist() for found in InputCheck(path, None).result()]
+        plan = Plan(path, limit=None, repeats=1)
     except UsageError as error:
         return str(error)
+    ids = [plan.id_of(row) for row in range(plan.rows)]
+    assert ids == [item.task_id for item in plan.items(None)]
+    return ids
 
 
 @hypothesis_settings(
@@ -85,7 +97,7 @@ def test_a_part_whose_process_is_killed_is_checked_here(
         done_here.append(start)
         return check_part(path, start, *rest)
 
-    monkeypatch.setattr(input_check, "check_part", check_or_die)
+    monkeypatch.setattr(input_pass, "check_part", check_or_die)
     by_several(monkeypatch, 3)
     assert checked(path) == alone
     parts = line_parts(path, 200)
@@ -98,14 +110,22 @@ def test_a_check_that_nobody_waits_for_leaves_no_process(
 ) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"".join(NAMED % (number, number) + b"\n" for number in range(100)))
-    monkeypatch.setattr(input_check, "check_part", lambda *_: time.sleep(60))
+    begun = tmp_path / "begun"
+    begun.mkdir()
+
+    def note_and_sleep(*_: Any) -> None:
+        (begun / str(os.getpid())).touch()
+        time.sleep(60)
+
+    monkeypatch.setattr(input_pass, "check_part", note_and_sleep)
     by_several(monkeypatch, 3)
     check = InputCheck(path, None)
-    pids = [copy._pid for copy in check._work._copies]
+    poll(lambda: len(list(begun.iterdir())) == 3)
     check.close()
     check.close()
-    assert len(pids) == 2
-    assert all(pid and is_gone(pid) for pid in pids)
+    pids = [int(path.name) for path in begun.iterdir()]
+    assert os.getpid() not in pids
+    poll(lambda: all(is_gone(pid) for pid in pids))
 
 
 def test_a_limit_reads_no_further_than_it_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,5 +134,29 @@ def test_a_limit_reads_no_further_than_it_must(tmp_path: Path, monkeypatch: pyte
         b"".join(NAMED % (number, number) + b"\n" for number in range(10)) + b"never looked at\n"
     )
     by_several(monkeypatch, 2)
-    starts, hashes = InputCheck(path, 10).result()
-    assert len(starts) == len(hashes) == 10
+    assert Plan(path, limit=10, repeats=1).rows == 10
+
+
+def test_what_sends_requests_does_not_wait_for_numpy() -> None:
+    code = "import sys, rollbook.cli.collect_command, rollbook.collect.history, rollbook.collect.collector"
+    found = [sys.executable, "-c", f"{code}; sys.exit('numpy' in sys.modules)"]
+    assert subprocess.run(found, timeout=60).returncode == 0
+
+
+def test_a_collection_by_command_is_checked_by_another_process(tmp_path: Path) -> None:
+    """Which loads what it needs: the one that sends never does, until something is done."""
+    (tmp_path / "rollbook.yaml").write_text(
+        "agents: {a: {env: {name: 'env.py:grade'}, policy: {kind: scripted, script: ['1']}}}\n"
+    )
+    (tmp_path / "env.py").write_text(
+        "import sys\n"
+        "from rollbook.envs import single_turn\n"
+        "@single_turn\n"
+        "def grade(task, answer):\n"
+        "    return float('numpy' in sys.modules)\n"
+    )
+    (tmp_path / "in.jsonl").write_bytes(NAMED % (1, 1) + b"\n")
+    words = ["agent_name=a", "input_jsonl_fpath=in.jsonl", "output_jsonl_fpath=out.jsonl"]
+    command = [sys.executable, "-m", "rollbook", "collect", *words]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
+    assert json.loads((tmp_path / "out.jsonl").read_text())["reward"] == 0.0

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from collecting import config, keys, row, run, small_input, write_rows
 from rollbook.collect import output_scan
-from rollbook.collect.journal import Done, Entry, Journal, find_done
+from rollbook.collect.done import find_done
+from rollbook.collect.journal import Done, Entry, Journal
 from rollbook.collect.plan import Plan
 from rollbook.errors import BadLineError
 from rollbook.records.row_keys import key_of

@@ -30,7 +30,7 @@ from collecting import (
     start,
     write_rows,
 )
-from rollbook.collect import collector
+from rollbook.collect import finish
 from rollbook.collect.settings import encode_settings
 from rollbook.collect.wire import frame
 from rollbook.errors import Interrupted, UsageError
@@ -257,7 +257,7 @@ def test_a_signal_while_the_finished_file_is_checked_is_heard(
 ) -> None:
     small_input(tmp_path, 3)
     config(tmp_path)
-    monkeypatch.setattr(collector, "verify", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(finish, "verify", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Interrupted):
         run(tmp_path)

@@ -17,15 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from rollbook.collect.descriptors import with_room
 from rollbook.collect.executor import Executor, LocalExecutor, local_executor
 from rollbook.collect.input_check import InputCheck, begin_check
-from rollbook.collect.journal import Done, find_done
 from rollbook.collect.limits import Concurrency
 from rollbook.collect.manifest import write_manifest
-from rollbook.collect.order import put_in_order
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.plan import Plan
 from rollbook.collect.prepare import Outlook, Prepared, outlook, prepare
@@ -34,7 +31,7 @@ from rollbook.collect.rows import Item
 from rollbook.collect.scheduler import Scheduler
 from rollbook.collect.settings import CollectSettings, seconds
 from rollbook.collect.sink import ResultSink
-from rollbook.errors import BadFileError, Interrupted, WriteError
+from rollbook.errors import Interrupted, WriteError
 from rollbook.records.locks import FileLock, lock_path
 
 _REPORT_EVERY_S = 1.0
@@ -80,9 +77,9 @@ def collect(
         write_manifest(files.manifest, prepared.manifest)
         prepared.output.close()
         if progress.missing == 0:
-            found = verify(files, prepared.plan)
-            if settings.ordered:
-                put_in_order(files, found)
+            from rollbook.collect.finish import finish  # and numpy with it, which the start need not wait for
+
+            finish(files, prepared.plan, ordered=settings.ordered)
     return progress
 
 
@@ -304,18 +301,6 @@ async def _executor(settings: CollectSettings, own: LocalExecutor, left: int) ->
     from rollbook.collect.worker_pool import WorkerPool
 
     return WorkerPool(settings)
-
-
-def verify(files: CollectionFiles, plan: Plan) -> Done:
-    """The last word: read the keys of the finished file and compare them with the plan."""
-    done = find_done(files.output, files.journal.with_name(".none"), plan, same_input=False)
-    if not bool(np.all(done.flags)):
-        raise BadFileError(
-            files.output,
-            f"{plan.expected - done.count} of {plan.expected} rollouts are missing from the finished file; "
-            f"remove {files.journal.name} and type the same command to collect them",
-        )
-    return done
 
 
 @contextmanager

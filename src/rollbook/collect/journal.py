@@ -1,40 +1,36 @@
-"""What is already done, known within seconds for a million rows.
+"""The journal: a shortcut to what is done, 32 bytes for each line of the output.
 
-The output file is the only truth: a row counts as done when its complete line is there. The journal beside
-it is a shortcut, 32 bytes a line (row, repeat, where the line ends, reward, tokens), appended after the lines
-are on the disk; it may be deleted at any time. On resume the journal is believed up to its last entry that
-fits the file and bears its row's key there, and the lines behind it are read.
+Row, repeat, where the line ends, reward and tokens, appended after the lines are on the disk; it may be
+deleted at any time. `done.py` reads it. Writing it needs no numpy, which takes a while to load.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import struct
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import orjson
-
-from rollbook.collect.output_scan import line_at, scan
-from rollbook.collect.plan import Flags, Plan
-from rollbook.errors import BadLineError, WriteError
+from rollbook.errors import WriteError
 from rollbook.records.rollout_stats import RunningMean
-from rollbook.records.row_keys import KEY, key_of
 
-_ENTRY = np.dtype(
-    [
-        ("row", "<u4"),
-        ("repeat", "<u4"),
-        ("end", "<u8"),
-        ("reward", "<f8"),  # NaN where there is none
-        ("input_tokens", "<u4"),
-        ("output_tokens", "<u4"),
-    ]
-)
-_NOTHING = np.empty(0, dtype=_ENTRY)
-_NO_ROW = 0xFFFFFFFF  # a line that the plan of its time did not know; a later one may
+if TYPE_CHECKING:
+    import numpy as np
 
-Entries = np.ndarray[Any, np.dtype[Any]]
+    Entries = np.ndarray[Any, np.dtype[Any]]  # of ENTRY_FIELDS
+    Flags = np.ndarray[Any, np.dtype[np.bool_]]  # (rows, repeats)
+
+# As `struct` and numpy both call them, lowest byte first.
+ENTRY_FIELDS = {
+    "row": "I",
+    "repeat": "I",
+    "end": "Q",
+    "reward": "d",
+    "input_tokens": "I",
+    "output_tokens": "I",
+}
+_pack = struct.Struct(f"<{''.join(ENTRY_FIELDS.values())}").pack
 
 
 class Entry(NamedTuple):
@@ -43,7 +39,7 @@ class Entry(NamedTuple):
     row: int
     repeat: int
     end: int
-    reward: float
+    reward: float  # NaN where there is none
     input_tokens: int
     output_tokens: int
 
@@ -59,10 +55,10 @@ class Totals(NamedTuple):
 class Journal:
     """The writer: entries become visible to a later resume once their lines are durable."""
 
-    def __init__(self, path: Path, entries: Entries) -> None:
+    def __init__(self, path: Path, entries: Entries | None) -> None:
         """Start over with what a scan found; a journal is never patched."""
         try:
-            path.write_bytes(entries.tobytes())
+            path.write_bytes(b"" if entries is None else entries.tobytes())
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except OSError as error:
             raise WriteError(f"{path}: cannot be written: {error.strerror or error}") from error
@@ -70,7 +66,7 @@ class Journal:
 
     def append(self, entries: list[Entry]) -> None:
         """A full disk ends the journal for this session: it may be short, but never have a gap."""
-        data = np.array(entries, dtype=_ENTRY).tobytes()
+        data = b"".join([_pack(*entry) for entry in entries])
         if self._is_whole:
             try:
                 self._is_whole = os.write(self._descriptor, data) == len(data)
@@ -84,98 +80,25 @@ class Journal:
 class Done:
     """The finished (row, repeat) pairs of an output file, and everything that is odd about it."""
 
-    def __init__(self, flags: Flags, entries: Entries, unknown: int) -> None:
+    def __init__(self, flags: Flags | None = None, entries: Entries | None = None, unknown: int = 0) -> None:
+        """Without flags and entries: nothing is done."""
         self.flags = flags
         self.entries = entries
         self.unknown = unknown  # lines whose task or repeat the plan does not have
 
     @property
     def count(self) -> int:
-        return int(np.count_nonzero(self.flags))
+        return 0 if self.flags is None else int(self.flags.sum())
 
     def totals(self) -> Totals:
         """Of the lines that are planned."""
+        if self.flags is None or self.entries is None:
+            return Totals(RunningMean())
         rows, repeats = self.flags.shape
         planned = self.entries[(self.entries["row"] < rows) & (self.entries["repeat"] < repeats)]
-        rewards = planned["reward"][np.isfinite(planned["reward"])]
+        rewards = planned["reward"][abs(planned["reward"]) < math.inf]
         reward = (
             RunningMean(len(rewards), float(rewards.mean()), float(rewards.std())) if len(rewards) else None
         )
-        tokens = (int(planned[name].sum(dtype=np.int64)) for name in ("input_tokens", "output_tokens"))
+        tokens = (int(planned[name].sum(dtype="int64")) for name in ("input_tokens", "output_tokens"))
         return Totals(reward or RunningMean(), *tokens)
-
-
-def find_done(output: Path, journal: Path, plan: Plan, *, same_input: bool) -> Done:
-    """Which items of the plan have their line in the output.
-
-    With another input than the one the journal was written for, its row numbers mean nothing, and every
-    line is looked up by its key. A key that stands on two lines is an error that names both.
-    """
-    flags: Flags = np.zeros((plan.rows, plan.repeats), dtype=np.bool_)
-    if not output.exists():
-        return Done(flags, _NOTHING, 0)
-    known = _believable(journal, output, plan) if same_input else _NOTHING
-    entries = np.concatenate([known, _scanned(output, int(known["end"][-1]) if len(known) else 0, plan)])
-    planned = (entries["row"] < plan.rows) & (entries["repeat"] < plan.repeats)
-    inside = entries[planned]
-    places = inside["row"].astype(np.int64) * plan.repeats + inside["repeat"]
-    _refuse_duplicates(output, places, inside)
-    flags.reshape(-1)[places] = True
-    return Done(flags, entries, int(np.count_nonzero(~planned)))
-
-
-def _believable(journal: Path, output: Path, plan: Plan) -> Entries:
-    """The entries that fit the output: whole, in order, the last one a line with the key of its row.
-
-    One entry a line, so a line that was taken out or put in anywhere before it would show there.
-    """
-    try:
-        data = journal.read_bytes()
-    except FileNotFoundError:
-        return _NOTHING
-    entries = np.frombuffer(data[: len(data) - len(data) % _ENTRY.itemsize], dtype=_ENTRY)
-    ends = entries["end"]
-    if len(ends) and (ends[0] == 0 or np.any(ends[1:] <= ends[:-1])):
-        return _NOTHING
-    entries = entries[: int(np.searchsorted(ends, output.stat().st_size, side="right"))]
-    strange = np.flatnonzero(entries["row"] == _NO_ROW)  # this plan may know them: read again from there
-    entries = entries[: strange[0]] if len(strange) else entries
-    # Rows past the plan's end are as good as any, but cannot be checked.
-    checkable = np.flatnonzero(entries["row"] < plan.rows)
-    if not len(checkable):
-        return _NOTHING
-    last = int(checkable[-1])
-    start, end = int(entries["end"][last - 1]) if last else 0, int(entries["end"][last])
-    with output.open("rb") as file:
-        file.seek(start)
-        line = file.read(end - start)
-    key = key_of(plan.id_of(int(entries["row"][last])), int(entries["repeat"][last]))
-    opening = orjson.dumps({KEY: key})[:-1]
-    fits = line.startswith(opening) and line.find(b"\n") == len(line) - 1
-    return entries[: last + 1] if fits else _NOTHING
-
-
-def _scanned(output: Path, start: int, plan: Plan) -> Entries:
-    """The lines from `start` on, by their keys."""
-    found = scan(output, start)
-    entries = np.empty(len(found.ends), dtype=_ENTRY)
-    rows, repeats = plan.find(np.asarray(found.tasks)), np.asarray(found.repeats)
-    is_known = (rows >= 0) & (repeats >= 0)
-    entries["row"] = np.where(is_known, rows, _NO_ROW)
-    entries["repeat"] = np.where(is_known, repeats, 0)
-    entries["end"] = found.ends
-    entries["reward"] = found.rewards
-    entries["input_tokens"], entries["output_tokens"] = found.input_tokens, found.output_tokens
-    return entries
-
-
-def _refuse_duplicates(output: Path, places: np.ndarray[Any, np.dtype[np.int64]], entries: Entries) -> None:
-    order = np.argsort(places, kind="stable")
-    same = np.flatnonzero(places[order][1:] == places[order][:-1])
-    if len(same):
-        first, second = (int(entries["end"][order[same[0] + step]]) - 1 for step in (0, 1))
-        raise BadLineError(
-            output,
-            line_at(output, second),
-            f"the same key stands on line {line_at(output, first)} already; remove one of the two",
-        )

@@ -43,7 +43,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     meaning: dict[str, Any]  # agent, sampling parameters: what makes a row what it is
     earlier_meanings: list[EarlierMeaning] = []
     operation: dict[str, Any] = {}  # concurrency and the like, for the record
-    versions: dict[str, str] = msgspec.field(default_factory=versions)
+    versions: dict[str, str] = {}  # found when it is written, which the first request need not wait for
     sessions: int = 1
     coverage: dict[str, int] = {}  # expected, ok, failed, missing, once a session has ended
 
@@ -63,6 +63,7 @@ def read_manifest(path: Path) -> Manifest | None:
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
     manifest.updated_at = utc_now()
+    manifest.versions = versions()
     plain = redact_tree(msgspec.to_builtins(manifest))
     write_atomic(path, orjson.dumps(plain, option=orjson.OPT_INDENT_2) + b"\n")
 

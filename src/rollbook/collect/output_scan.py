@@ -7,8 +7,6 @@ something odd in it is read line by line, and what cannot be a line of a collect
 from __future__ import annotations
 
 import math
-import sys
-import threading
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +17,7 @@ import orjson
 
 from rollbook.collect.rows import believable
 from rollbook.errors import BadLineError
-from rollbook.forked import SharedWork
+from rollbook.forked import SharedWork, is_alone
 from rollbook.records.jsonl import Line, check_line, read_blocks, read_lines
 from rollbook.records.row_blocks import decode_block, line_blocks, line_parts
 from rollbook.records.row_keys import KEY
@@ -80,9 +78,7 @@ def _believable(tokens: list[int]) -> list[int]:
 def scan(output: Path, start: int) -> Scanned:
     """The complete lines from an offset on."""
     parts = line_parts(output, _PART_BYTES, start=start)
-    # A copy of a process has none of its threads, and an environment may have begun some; so does Ray, whose
-    # threads Python does not count.
-    copies = None if threading.active_count() == 1 and "ray" not in sys.modules else 0
+    copies = None if is_alone() else 0  # an environment may have begun threads
     work = SharedWork(lambda number: _scan_part(output, *parts[number]), len(parts), copies=copies)
     found = Scanned()
     for part in work.result():

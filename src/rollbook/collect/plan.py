@@ -1,35 +1,33 @@
 """What there is to do: every row of the input, checked before anything is sent.
 
-Checking gives each row its identity and notes where it begins; a digest is taken that says later whether the
-input is still the same. A few bytes a row are kept, so a million rows cost what a thousand cost.
+Checking gives each row its identity and notes where some of them begin; a digest is taken that says later
+whether the input is still the same. A few bytes a row are kept, so a million rows cost what a thousand cost.
+Nothing here needs numpy until something is done already: the first request does not wait for it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
+from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from rollbook.collect.input_check import (
-    InputCheck,
-    all_problems,
-    decode_row,
-    task_id,
-    unreadable,
-)
+from rollbook.collect.input_check import InputCheck, all_problems, unreadable
+from rollbook.collect.input_rows import decode_row, task_id
 from rollbook.collect.rows import Item
 from rollbook.errors import BadFileError, UsageError
 from rollbook.records.jsonl import Line, read_lines
-from rollbook.records.row_blocks import Ints
+
+if TYPE_CHECKING:
+    from rollbook.collect.journal import Flags
+    from rollbook.records.row_blocks import Ints
 
 _HASH_CHUNK = 1 << 22
 _ROWS_AT_ONCE = 1 << 12
-
-Flags = np.ndarray[Any, np.dtype[np.bool_]]  # (rows, repeats)
+_BYTES_A_HASH = 8
 
 
 class Plan:
@@ -56,10 +54,12 @@ class Plan:
         self._digest = _Digest(self.file)
         if not digest_can_wait:
             self._digest.begin()
-        self._starts, self._hashes = check.result()
-        self.foreign_agents = sorted(check.foreign_agents)  # named by rows and not known here
+        found = check.result()
+        self._hashes, self._places = found.hashes, found.places
+        self.foreign_agents = sorted(found.foreign_agents)  # named by rows and not known here
         self._digest.begin()
-        self._suffix_repeated_rows()
+        if found.has_repeats:
+            self._suffix_repeated_rows()
 
     @property
     def sha256(self) -> str:
@@ -72,7 +72,7 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        return len(self._starts)
+        return len(self._hashes) // _BYTES_A_HASH
 
     @property
     def expected(self) -> int:
@@ -81,25 +81,37 @@ class Plan:
     def task_id(self, row: int, line: bytes) -> str:
         return self._named.get(row) or task_id(decode_row(line), line)
 
-    def items(self, done: Flags) -> Iterator[Item]:
-        """What is left, in input order, all repeats of a row together."""
-        if done.all():
-            return
-        first = int(np.argmin(done)) // self.repeats
-        lines = _rows(self.file, int(self._starts[first]))
+    def items(self, done: Flags | None) -> Iterator[Item]:
+        """What is left, in input order, all repeats of a row together; `done` is None where nothing is."""
+        if done is None:
+            for row, line in zip(range(self.rows), _rows(self.file), strict=False):
+                name = self.task_id(row, line.data)
+                for repeat in range(self.repeats):
+                    yield Item(row, repeat, name, line.data)
+        elif not done.all():
+            yield from self._missing(done)
+
+    def _missing(self, done: Flags) -> Iterator[Item]:
+        first = int(done.argmin()) // self.repeats
+        lines = self._lines(first)
         for start in range(first, self.rows, _ROWS_AT_ONCE):
-            left = np.count_nonzero(~done[start : start + _ROWS_AT_ONCE], axis=1).tolist()
+            left = (~done[start : start + _ROWS_AT_ONCE]).sum(axis=1).tolist()
             for row, (count, line) in enumerate(zip(left, lines, strict=False), start):
                 if not count:
                     continue
                 name = self.task_id(row, line.data)
                 whole = count == self.repeats
-                for repeat in range(self.repeats) if whole else np.flatnonzero(~done[row]).tolist():
+                for repeat in range(self.repeats) if whole else (~done[row]).nonzero()[0].tolist():
                     yield Item(row, repeat, name, line.data)
 
     def id_of(self, row: int) -> str:
         """The id of one row, read from the file."""
-        return self._named.get(row) or self.task_id(row, next(_rows(self.file, int(self._starts[row]))).data)
+        return self._named.get(row) or self.task_id(row, next(self._lines(row)).data)
+
+    def _lines(self, row: int) -> Iterator[Line]:
+        """From that row on: it is looked for from the last one before it whose place is known."""
+        known, start = self._places[bisect_right(self._places, row, key=lambda place: place[0]) - 1]
+        return islice(_rows(self.file, start), row - known, None)
 
     def begins_with(self, size: int, sha256: str) -> bool:
         """Whether the file is the one of that digest, or that one with rows added at its end."""
@@ -120,25 +132,29 @@ class Plan:
         """The row of each id, given by its hash; -1 where the input has none of that name."""
         if not len(wanted):
             return wanted
-        order = np.argsort(self._hashes, kind="stable")
-        hashes = self._hashes[order]
+        import numpy as np
+
+        hashes = np.frombuffer(self._hashes, dtype=np.int64)
+        order = np.argsort(hashes, kind="stable")
+        hashes = hashes[order]
         place = np.searchsorted(hashes, wanted)
         place[place == len(hashes)] = 0
         return np.where(hashes[place] == wanted, order[place], -1)
 
     def _suffix_repeated_rows(self) -> None:
         """Rows without an id may say the same twice: the second one is `row-...~2`. Ids may not."""
-        in_order = np.sort(self._hashes)
+        import numpy as np
+
+        hashes = np.frombuffer(self._hashes, dtype=np.int64).copy()
+        in_order = np.sort(hashes)
         repeated = set(in_order[1:][in_order[1:] == in_order[:-1]].tolist())
-        if not repeated:
-            return
         seen: dict[str, int] = {}
         lines: dict[str, int] = {}
         problems: list[str] = []
         for index, line in enumerate(_rows(self.file)):
             if index >= self.rows:
                 break
-            if self._hashes[index] not in repeated:
+            if hashes[index] not in repeated:
                 continue
             row = decode_row(line.data)
             name = task_id(row, line.data)
@@ -150,9 +166,10 @@ class Plan:
             seen[name] = seen.get(name, 0) + 1
             if seen[name] > 1:
                 self._named[index] = f"{name}~{seen[name]}"
-                self._hashes[index] = hash(self._named[index])
+                hashes[index] = hash(self._named[index])
         if problems:
             raise UsageError(all_problems(problems))
+        self._hashes = hashes.tobytes()
 
 
 class _Digest:

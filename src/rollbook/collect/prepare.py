@@ -16,7 +16,7 @@ import msgspec
 
 from rollbook.collect.executor import LocalExecutor, local_executor
 from rollbook.collect.input_check import InputCheck, begin_check, begin_check_of
-from rollbook.collect.journal import Done, find_done
+from rollbook.collect.journal import Done
 from rollbook.collect.manifest import Manifest, drift, go_on_from, read_manifest, refuse_drift, write_manifest
 from rollbook.collect.own_tasks import count_tasks, write_tasks
 from rollbook.collect.paths import CollectionFiles
@@ -76,7 +76,7 @@ def prepare(
     same_input = _compare(settings, files, plan, manifest, old)
     executor = executor or local_executor(settings)  # after a check, which is quicker than some environments
     output = opened.enter_context(JsonlWriter(files.output, check=False, lock=lock))
-    done = find_done(files.output, files.journal, plan, same_input=same_input)
+    done = _done(files, plan, same_input=same_input)
     if not same_input:  # its row numbers must not meet the manifest of another input
         files.journal.unlink(missing_ok=True)
     prepared = Prepared(plan, done, manifest, output, executor, has_manifest=not later)
@@ -176,6 +176,14 @@ def _has_results(files: CollectionFiles) -> bool:
     return files.output.exists() and files.output.stat().st_size > 0
 
 
+def _done(files: CollectionFiles, plan: Plan, *, same_input: bool) -> Done:
+    if not _has_results(files):
+        return Done()
+    from rollbook.collect.done import find_done  # and numpy with it, which a new collection need not wait for
+
+    return find_done(files.output, files.journal, plan, same_input=same_input)
+
+
 def _plan(settings: CollectSettings, check: InputCheck, *, digest_can_wait: bool = False) -> Plan:
     return Plan(
         check.path,
@@ -216,6 +224,6 @@ def outlook(settings: CollectSettings, files: CollectionFiles) -> Outlook:
     check = begin_check(settings) or begin_check_of(settings, files.shown_tasks, files.tasks)
     plan = _plan(settings, check)
     same_input = _compare(settings, files, plan, _manifest(settings, files), old)
-    done = find_done(files.output, files.journal, plan, same_input=same_input).count
+    done = _done(files, plan, same_input=same_input).count
     planned = own or plan.expected
     return Outlook(str(files.shown), planned, done, planned - done)

@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import orjson
 
-from rollbook.collect.journal import Entries, Entry, Journal
+from rollbook.collect.journal import Entry, Journal
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.progress import Tally
 from rollbook.collect.retry import Attempts
@@ -22,6 +23,9 @@ from rollbook.collect.rows import Item, Outcome
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.plain import encode, utc_now
 from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX, key_of
+
+if TYPE_CHECKING:
+    from rollbook.collect.journal import Entries
 
 _COMMIT_EVERY_S = 0.05
 
@@ -31,7 +35,7 @@ class ResultSink:
         self,
         files: CollectionFiles,
         output: JsonlWriter,
-        known: Entries,
+        known: Entries | None,
         tally: Tally,
         *,
         max_failure_rate: float,

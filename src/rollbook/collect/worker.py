@@ -18,8 +18,7 @@ from rollbook.collect.rows import Item, Outcome
 from rollbook.collect.settings import decode_settings
 from rollbook.collect.wire import outcomes_frame, read_frame, read_items
 from rollbook.errors import RollbookError
-
-_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+from rollbook.forked import die_with
 
 
 class _Outbox:
@@ -78,24 +77,10 @@ async def _work(output: int) -> None:
     await executor.close()
 
 
-def _die_with(collector: int) -> None:
-    """Our input ends with the collector, but while an environment holds us up we would not hear of that.
-
-    Only Linux can be asked for this.
-    """
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != collector:  # it was gone before we asked
-        sys.exit("rollbook: the collector of this worker is gone")
-
-
 def main() -> None:
-    if len(sys.argv) > 1:
-        _die_with(int(sys.argv[1]))
+    # Our input ends with the collector, but while an environment holds us up we would not hear of that.
+    if len(sys.argv) > 1 and not die_with(int(sys.argv[1])):
+        sys.exit("rollbook: the collector of this worker is gone")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the collector decides when to stop, and says so by closing
     output = os.dup(1)

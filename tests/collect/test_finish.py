@@ -1,4 +1,4 @@
-"""The finished output in input order, every line as it was."""
+"""The finished output: complete, in input order, every line as it was."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from collecting import config, keys, run, small_input
-from rollbook.collect import collector
-from rollbook.collect.collector import verify
+from rollbook.collect import finish
+from rollbook.collect.finish import put_in_order, verify
 from rollbook.collect.journal import Done
-from rollbook.collect.order import put_in_order
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.plan import Plan
 from rollbook.errors import Interrupted, LockedError
@@ -59,8 +58,8 @@ def test_nobody_else_gets_at_a_finished_output_before_it_is_in_order(
         held.append("checking")
         return verify(files, plan)
 
-    monkeypatch.setattr(collector, "put_in_order", try_first)
-    monkeypatch.setattr(collector, "verify", try_before)
+    monkeypatch.setattr(finish, "put_in_order", try_first)
+    monkeypatch.setattr(finish, "verify", try_before)
     run(tmp_path, "ordered=true")
     assert held == ["checking", "ordering"]
 

@@ -1,8 +1,8 @@
-"""The finished output in input order, without ever holding it in memory.
+"""The last word on a finished output: every planned rollout stands in it once, if wanted in input order.
 
 Results are written as they complete. Where each line stands is known by then (a few bytes a line); ordering
 copies the lines one after another into a new file that takes the place of the old one whole: a kill in the
-middle leaves the old one.
+middle leaves the old one, and the output is never held in memory.
 """
 
 from __future__ import annotations
@@ -13,17 +13,40 @@ from typing import Any
 
 import numpy as np
 
+from rollbook.collect.done import find_done
 from rollbook.collect.journal import Done
 from rollbook.collect.paths import CollectionFiles
-from rollbook.errors import WriteError
+from rollbook.collect.plan import Plan
+from rollbook.errors import BadFileError, WriteError
 from rollbook.records.atomic import replacing
+
+
+def finish(files: CollectionFiles, plan: Plan, *, ordered: bool) -> None:
+    """Whoever calls holds the lock of the output."""
+    found = verify(files, plan)
+    if ordered:
+        put_in_order(files, found)
+
+
+def verify(files: CollectionFiles, plan: Plan) -> Done:
+    """Read the keys of the finished file and compare them with the plan."""
+    done = find_done(files.output, files.journal.with_name(".none"), plan, same_input=False)
+    if done.count < plan.expected:
+        raise BadFileError(
+            files.output,
+            f"{plan.expected - done.count} of {plan.expected} rollouts are missing from the finished file; "
+            f"remove {files.journal.name} and type the same command to collect them",
+        )
+    return done
 
 
 def put_in_order(files: CollectionFiles, done: Done) -> None:
     """Sort the lines by (row, repeat); lines of no planned rollout keep their order, at the end.
 
-    `done` is what stands in the file; whoever calls holds its lock.
+    `done` is what stands in the file.
     """
+    if done.flags is None or done.entries is None:
+        return
     files.journal.unlink(missing_ok=True)  # its offsets are about to mean nothing
     rows, repeats = done.flags.shape
     entries, ends = done.entries, done.entries["end"].astype(np.int64)

@@ -1,0 +1,68 @@
+"""A row of an input: what has to be in it, and what it is known by; and what is known of them all."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+import orjson
+
+from rollbook.records.row_keys import content_id
+
+
+class Items(msgspec.Struct, array_like=True, gc=False):
+    """An array whose items are checked to be JSON and skipped: keeping them takes three times as long."""
+
+
+class Object(msgspec.Struct, gc=False):
+    """The same for an object."""
+
+
+class Params(msgspec.Struct, gc=False):
+    input: str | Items
+    instructions: str | None = None
+    tools: Items | None = None
+    metadata: Object | None = None
+
+
+class InputRow(msgspec.Struct, gc=False):
+    responses_create_params: Params
+    task_id: str | int | None = None
+    id: str | int | None = None
+    agent_ref: Any = None
+
+    @property
+    def is_named(self) -> bool:
+        return self.task_id is not None or self.id is not None
+
+    @property
+    def agent(self) -> str | None:
+        """That the row is meant for, where it says so."""
+        name = self.agent_ref.get("name") if isinstance(self.agent_ref, dict) else None
+        return name if isinstance(name, str) else None
+
+
+class Agents(NamedTuple):
+    """Which agent does the rows, and which others there are, whose rows it must not do."""
+
+    asked: str = ""
+    others: frozenset[str] = frozenset()
+
+
+class Checked(NamedTuple):
+    """What there is to know of an input."""
+
+    problems: list[tuple[int, str]]  # by line number
+    foreign_agents: set[str]  # that are named by rows and not known here
+    places: list[tuple[int, int]]  # a row's number and where its line begins, for a row in thousands
+    hashes: bytes  # of the id of every row: 64-bit numbers, good in this process and its copies
+    has_repeats: bool  # rows of one id
+
+
+row_decoder = msgspec.json.Decoder(InputRow)
+decode_row = row_decoder.decode
+
+
+def task_id(row: InputRow, line: bytes) -> str:
+    given = row.task_id if row.task_id is not None else row.id
+    return content_id(orjson.loads(line)) if given is None else str(given)

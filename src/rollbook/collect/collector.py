@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
@@ -22,6 +21,7 @@ from rollbook.collect.descriptors import with_room
 from rollbook.collect.executor import Executor, LocalExecutor, local_executor
 from rollbook.collect.input_check import InputCheck, begin_check
 from rollbook.collect.limits import Concurrency
+from rollbook.collect.loop import event_loop
 from rollbook.collect.manifest import write_manifest
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.plan import Plan
@@ -57,6 +57,7 @@ def collect(
     with ExitStack() as opened:
         if check := check or begin_check(settings):
             opened.callback(check.close)
+        loop = event_loop()  # while others check the input
         prepared = prepare(settings, files, opened, check)
         if foreign := prepared.plan.foreign_agents:
             say(
@@ -65,7 +66,7 @@ def collect(
             )
         if prepared.done.unknown:
             say(f"{prepared.done.unknown} lines of {files.shown} belong to no planned rollout; they stay")
-        with _event_loop() as runner:
+        with loop as runner:
             progress: Progress = runner.run(_collect(settings, files, prepared, show, say, began))
         opened.enter_context(_term_interrupts())
         prepared.manifest.coverage = {
@@ -301,16 +302,3 @@ async def _executor(settings: CollectSettings, own: LocalExecutor, left: int) ->
     from rollbook.collect.worker_pool import WorkerPool
 
     return WorkerPool(settings)
-
-
-@contextmanager
-def _event_loop() -> Any:
-    """asyncio on uvloop, which is twice as fast here, where it is installed."""
-    factory = None
-    if sys.platform != "win32":
-        with suppress(ImportError):
-            import uvloop
-
-            factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        yield runner

@@ -10,7 +10,7 @@ import codecs
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,8 +18,10 @@ import orjson
 
 from rollbook.collect.input_rows import Agents, Checked, Params, decode_row, row_decoder, task_id
 from rollbook.forked import SharedWork, is_alone
-from rollbook.records.jsonl import Line, read_lines
 from rollbook.records.row_blocks import LineBlock, decode_block, line_blocks, line_parts
+
+if TYPE_CHECKING:
+    from rollbook.records.jsonl import Line
 
 _PART_BYTES = 2 << 20
 
@@ -113,6 +115,8 @@ def _take_lines(
     found: Part, path: Path, block: LineBlock, before: int, limit: int | None, agents: Agents
 ) -> None:
     """The same for a block with something odd in it: blank lines, bad rows."""
+    from rollbook.records.jsonl import read_lines  # with all that writing takes: the usual input does without
+
     end = block.offset + len(block.data)
     for line in read_lines(path, start=block.offset, end=end, number=before, accept_tail=True):
         if not line.data or line.data.isspace():

@@ -137,3 +137,16 @@ def test_children_that_someone_else_reaps() -> None:
         assert copy.result() == 1
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+def test_without_room_for_another_process_it_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(os, "fork", refuse)
+    copy = InACopy(os.getpid)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert copy.result() == os.getpid()
+    copy.close()
+    assert SharedWork(lambda number: number, 10, copies=2).result() == list(range(10))

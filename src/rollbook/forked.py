@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
@@ -40,9 +40,9 @@ def die_with(parent: int) -> bool:
     Only Linux can be asked for this.
     """
     if sys.platform == "linux":
-        import ctypes
+        with suppress(ImportError, OSError, AttributeError):
+            import ctypes
 
-        with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     return os.getppid() == parent
 
@@ -54,14 +54,23 @@ class InACopy(Generic[T]):
         self._work = work
         self._pid: int | None = None
         if sys.platform == "linux":
+            with suppress(OSError):  # as many processes, or open files, as there may be
+                self._begin()
+
+    def _begin(self) -> None:
+        with ExitStack() as undo:
             self._answer = os.memfd_create("rollbook")  # megabytes, which a pipe takes ten times as long for
+            undo.callback(os.close, self._answer)
             self._end, writer = os.pipe()
-            maker = os.getpid()
-            self._pid = os.fork()
-            if self._pid == 0:
+            undo.callback(os.close, self._end)
+            undo.callback(os.close, writer)
+            maker, pid = os.getpid(), os.fork()
+            if pid == 0:
                 os.close(self._end)
-                _answer(work, maker, self._answer, writer)
+                _answer(self._work, maker, self._answer, writer)
             os.close(writer)
+            self._pid = pid
+            undo.pop_all()
 
     def result(self) -> T:
         """If the copy was killed, or met an error, the work is done here, and the error met here."""

@@ -150,3 +150,8 @@ def test_without_room_for_another_process_it_is_done_here(monkeypatch: pytest.Mo
     assert copy.result() == os.getpid()
     copy.close()
     assert SharedWork(lambda number: number, 10, copies=2).result() == list(range(10))
+
+
+def test_a_python_without_files_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    assert InACopy(os.getpid).result() == os.getpid()

@@ -54,7 +54,8 @@ class InACopy(Generic[T]):
         self._work = work
         self._pid: int | None = None
         if sys.platform == "linux":
-            with suppress(OSError):  # as many processes, or open files, as there may be
+            # There may be as many processes as there can be; and some Pythons know no memfd_create.
+            with suppress(OSError, AttributeError):
                 self._begin()
 
     def _begin(self) -> None:

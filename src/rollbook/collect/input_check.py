@@ -1,4 +1,4 @@
-"""The check of an input, under way in another process long before this one can send anything."""
+"""The check of an input: where there are several cores, under way in another process while this one loads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMPRESSED = {b"\x1f\x8b": "zcat", b"BZh": "bzcat", b"\xfd7zXZ": "xzcat", b"\x2
 
 
 class InputCheck:
-    """A check that begins at once, and goes on while this process does something else first."""
+    """A check that goes on, if it can, while this process does something else first."""
 
     def __init__(
         self,

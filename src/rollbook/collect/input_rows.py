@@ -54,7 +54,7 @@ class Checked(NamedTuple):
 
     problems: list[tuple[int, str]]  # by line number
     foreign_agents: set[str]  # that are named by rows and not known here
-    places: list[tuple[int, int]]  # a row's number and where its line begins, for a row in thousands
+    places: list[tuple[int, int]]  # of a row in thousands: its number, and from where on to look for it
     hashes: bytes  # of the id of every row: 64-bit numbers, good in this process and its copies
     has_repeats: bool  # rows of one id
 

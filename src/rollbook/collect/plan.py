@@ -2,7 +2,7 @@
 
 Checking gives each row its identity and notes where some of them begin; a digest is taken that says later
 whether the input is still the same. A few bytes a row are kept, so a million rows cost what a thousand cost.
-Nothing here needs numpy until something is done already: the first request does not wait for it.
+The first request does not wait for numpy: only what is done already, or stands twice, is looked up with it.
 """
 
 from __future__ import annotations

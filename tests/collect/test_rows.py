@@ -285,3 +285,16 @@ def test_an_output_may_be_the_next_input(tmp_path: Path) -> None:
     again = results(tmp_path / "again.jsonl")
     assert {line["_rb_key"] for line in again} == {"t0#0", "t1#0", "t2#0"}
     assert [set(line) for line in again] == [set(line) for line in first]
+
+
+def test_every_turn_is_recorded_with_what_it_earned() -> None:
+    _, line = collected(row("a"))
+    tokens = {"ob_len": 5, "ac_len": 3}
+    metrics = {"reward": -9.0, "_rb_key": 1}
+    assert line["_rb_steps"] == [
+        {"step_idx": 0, **tokens, "reward": 0.25, "episode_done": False, "metrics": {"turn": 1, **metrics}},
+        {"step_idx": 1, **tokens, "reward": 0.25, "episode_done": True, "metrics": {"turn": 2, **metrics}},
+    ]
+    assert (line["reward"], line["metric_reward"], line["metric__rb_key"]) == (0.5, -9.0, 1)
+    assert "_rb_steps" not in clobbered(row("a"))  # a single turn is the row itself
+    assert "_rb_steps" not in clobbered(line)  # nor are those of an earlier collection its own

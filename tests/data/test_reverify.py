@@ -39,10 +39,16 @@ def test_several_turns_are_played_again(tmp_path: Path) -> None:
     good = rollout("a", 0, 0.0, output=tool_use("a"), prompt="What is 2+2?")
     tampered = rollout("b", 0, 0.0, output=tool_use("b"))
     tampered["response"]["output"][2]["output"] = "5"
+    good["_rb_steps"] = [{"step_idx": turn, "ob_len": 9, "reward": 0.0, "metrics": {}} for turn in (0, 1)]
     source = write_rows(tmp_path / "r.jsonl", [good, tampered])
     manifest = reverify([source], tmp_path / "v.jsonl", {"name": "calculator"})
     assert [row["reward"] for row in read(tmp_path / "v.jsonl")] == [1.0, 1.0]
     assert manifest.counts["environment_answered_otherwise"] == 1
+    steps = read(tmp_path / "v.jsonl")[0]["_rb_steps"]
+    assert [(step["ob_len"], step["reward"], step["episode_done"]) for step in steps] == [
+        (9, 0.0, False),
+        (9, 1.0, True),
+    ]
 
 
 def _grader(tmp_path: Path, answer: str) -> dict[str, str]:

@@ -139,6 +139,30 @@ def test_collections(collection: Path) -> None:
         collection,
     )
     assert said == [("user", "What is 1 + 1?"), ("assistant", "2")]
+    one_turn = "select step_idx, reward, episode_done from steps where task_id = 't1' and traj_idx = 0"
+    assert rows(one_turn, collection) == [(0, 1.0, True)]
+
+
+def test_steps_of_collections(tmp_path: Path) -> None:
+    step = {"ob_len": 5, "ac_len": 3, "reward": 0.25, "episode_done": False, "metrics": {"valid": 1}}
+    steps = [{"step_idx": 0, **step}, {"step_idx": 1, **step, "reward": 0.5, "episode_done": True}]
+    usage = {"input_tokens": 7, "output_tokens": 2}
+    written = [
+        {"_rb_key": "t#0", "reward": 0.75, "_rb_steps": steps, "num_turns": 2},
+        {"_rb_key": "t#1", "reward": 1.0, "num_turns": 1, "response": {"usage": usage}},
+        {"_rb_key": "t#2", "reward": 1.0, "num_turns": 3},  # played elsewhere: its turns are not known
+    ]
+    collecting.write_rows(tmp_path / "out.jsonl", written)
+    found = rows(
+        "select task_id, traj_idx, step_idx, ob_len, ac_len, reward, episode_done, metrics->>'valid' "
+        "from steps order by all",
+        tmp_path / "out.jsonl",
+    )
+    assert found == [
+        ("t", 0, 0, 5, 3, 0.25, False, "1"),
+        ("t", 0, 1, 5, 3, 0.5, True, "1"),
+        ("t", 1, 0, 7, 2, 1.0, True, None),
+    ]
 
 
 def test_a_collection_under_way_says_how_far_it_is(tmp_path: Path) -> None:

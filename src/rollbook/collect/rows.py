@@ -19,10 +19,13 @@ from rollbook.envs.base import Task
 from rollbook.policies.base import Completion, FailureKind
 from rollbook.policies.conversion import from_chat, responses_tools, to_chat
 from rollbook.records.plain import encode, to_plain
-from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX, key_of
+from rollbook.records.rollouts import Step
+from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, STEPS, TASK_INDEX, key_of
 
 _NAMES = ("task_id", "id")  # by which a task is known
-_OWN_FIELDS = frozenset({KEY, TASK_INDEX, ROLLOUT_INDEX, "responses_create_params", "response", "reward"})
+_OWN_FIELDS = frozenset(
+    {KEY, TASK_INDEX, ROLLOUT_INDEX, STEPS, "responses_create_params", "response", "reward"}
+)
 # As quick as orjson, which makes floats of whole numbers past 64 bits.
 _decode = msgspec.json.Decoder().decode
 _MOST_TOKENS = 0xFFFFFFFF  # what the journal has room for
@@ -87,11 +90,12 @@ def output_line(item: Item, task: Task, episode: Episode) -> bytes:
         "responses_create_params": _params_seen(task, episode),
         "response": episode.response or _response(task, episode),
     }
+    if len(episode.completions) > 1:  # of an episode played elsewhere only the whole is known
+        line[STEPS] = [_step(step) for step in episode.steps]
     for name, value in _results(episode):
-        if name not in _OWN_FIELDS:
-            line[_free_name(name, line, row)] = value
+        line[_free_name(name, line, row)] = value
     for key, value in row.items():
-        if key not in line:
+        if key not in line and key != STEPS:
             line[key] = value
     try:
         return orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -133,9 +137,22 @@ def _results(episode: Episode) -> Iterator[tuple[str, Any]]:
     metrics: dict[str, Any] = {}
     for step in episode.steps:
         metrics.update(step.metrics)
-    yield from {**metrics, **episode.metrics, **episode.fields}.items()
+    fields = {name: value for name, value in episode.fields.items() if name not in _OWN_FIELDS}
+    yield from {**metrics, **episode.metrics, **fields}.items()
     if logs := {str(step.step_idx): step.logs for step in episode.steps if step.logs}:
         yield "logs", logs
+
+
+def _step(step: Step) -> dict[str, Any]:
+    """As in the record of a run; its logs stand beside the row's."""
+    return {
+        "step_idx": step.step_idx,
+        "ob_len": step.ob_len,
+        "ac_len": step.ac_len,
+        "reward": step.reward,
+        "episode_done": step.episode_done,
+        "metrics": step.metrics,
+    }
 
 
 def _free_name(name: str, line: Mapping[str, Any], row: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ from rollbook.envs.registry import environment_class, environment_factory
 from rollbook.errors import RollbookError, UsageError
 from rollbook.policies.base import Completion, FailureKind, Message, Request, RolloutFailure
 from rollbook.policies.conversion import text_of, to_chat
-from rollbook.records.row_keys import KEY, repeat_of, task_of
+from rollbook.records.row_keys import KEY, STEPS, repeat_of, task_of
 
 OLD_REWARD, OLD_METRICS, _ERROR = "reward_before", "metrics_before", "reverify_error"
 _LOGS = "logs"
@@ -146,6 +146,17 @@ def _take_over(value: dict[str, Any], episode: Episode, job: DataJob, changes: _
     _replace_metrics(value, episode, changes.metrics)
     value[OLD_REWARD] = old
     value["reward"] = episode.reward
+    if isinstance(value.get(STEPS), list):
+        value[STEPS] = _graded_again(value[STEPS], episode)
+
+
+def _graded_again(steps: list[dict[str, Any]], episode: Episode) -> list[dict[str, Any]]:
+    """The turns up to which it was played again, with what they earn now."""
+    return [
+        {**old, "reward": new.reward, "episode_done": new.episode_done, "metrics": new.metrics}
+        for old, new in zip(steps, episode.steps, strict=False)
+        if isinstance(old, dict)
+    ]
 
 
 def _replace_metrics(value: dict[str, Any], episode: Episode, old_names: frozenset[str]) -> None:

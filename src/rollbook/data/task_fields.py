@@ -17,11 +17,11 @@ import orjson
 import pyarrow as pa
 import xxhash
 
-from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX
+from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, STEPS, TASK_INDEX
 
 _HELD = 200_000  # values that are handed over at once
 _ROLLOUTS = frozenset(
-    {KEY, ROLLOUT_INDEX, "reward", "response", "stop_reason", "num_turns", "logs", "source"}
+    {KEY, ROLLOUT_INDEX, STEPS, "reward", "response", "stop_reason", "num_turns", "logs", "source"}
 )
 _TASKS = frozenset({TASK_INDEX, "task_id", "id", "responses_create_params"})
 _KNOWN = _ROLLOUTS | _TASKS

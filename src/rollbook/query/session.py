@@ -47,7 +47,7 @@ _READS: dict[str, tuple[Role, ...]] = {
     "runs": (),
     "metrics": (Role.METRICS, Role.TRAINER_LOG),
     "rollouts": (Role.SUMMARIES, Role.ROWS),
-    "steps": (Role.SUMMARIES,),
+    "steps": (Role.SUMMARIES, Role.ROWS),
     "transcripts": (Role.TRANSCRIPTS, Role.ROWS),
     "tokens": (Role.TOKENS,),
     "checkpoints": (Role.CHECKPOINTS,),

@@ -17,6 +17,7 @@ from rollbook.query.named_columns import mentioned
 from rollbook.query.reading import FILE, ROW, Reader, quoted
 from rollbook.query.schema import COLUMNS
 from rollbook.query.task_names import NAME, NAME_OR_MARK, OF_RECORD
+from rollbook.records.row_keys import STEPS
 
 OWNERS = "_rollbook.owners"  # the table of files: _path, _run, _split
 
@@ -183,14 +184,26 @@ def _rollouts(wanted: Wanted) -> list[str | None]:
 
 def _steps(wanted: Wanted) -> list[str | None]:
     columns = {**wanted.reads(_IDS, _IN_ITERATION), "steps": "JSON[]"}
-    source = wanted.reader.source(wanted.sources.of(Role.SUMMARIES), columns)
-    each = _each("steps", "_step", source)
+    recorded = wanted.reader.source(wanted.sources.of(Role.SUMMARIES), columns)
     values = {
         "step_idx": "coalesce((_step->>'$.step_idx')::BIGINT, _n - 1)",
         **{key: f"_step->>'$.{key}'" for key in ("ob_len", "ac_len", "reward", "episode_done")},
         **{key: f"_step->'$.{key}'" for key in ("metrics", "logs")},
     }
-    return [_branch("steps", each, _IN_ITERATION | values, names=wanted.names)]
+    # A row has the steps of several turns; a single turn is the row itself.
+    whole = (
+        "CASE WHEN num_turns = 1 THEN [json_object('step_idx', 0, 'reward', reward, 'episode_done', true, "
+        "'ob_len', response->'$.usage.input_tokens', 'ac_len', response->'$.usage.output_tokens')] END"
+    )
+    fields = {STEPS: "JSON[]", "num_turns": "BIGINT", "reward": "JSON", "response": "JSON"}
+    branches: list[_Collected] = [(recorded, _IN_ITERATION)]
+    for rows, keys in wanted.collected(fields):
+        if rows is not None:
+            branches.append(_listing(rows, keys, STEPS, f"coalesce({STEPS}, {whole}) AS steps"))
+    return [
+        _branch("steps", _each("steps", "_step", source), {**keys, **values}, names=wanted.names)
+        for source, keys in branches
+    ]
 
 
 # An item of its own in Responses: what it holds is thought, in `content` or in `summary`.
@@ -223,14 +236,18 @@ def _transcripts(wanted: Wanted) -> list[str | None]:
     both = f"{asked_first} || _items(responses_create_params->'$.input') || _items(response->'$.output')"
     branches: list[_Collected] = [(told, _IN_ITERATION)]
     for rows, keys in wanted.collected(asked):
-        if rows is not None:  # the task is named here, once for all messages of a row
-            made = f"{keys['task_id']} AS _task, coalesce(messages, {both}) AS messages"
-            whole = f"(SELECT * EXCLUDE (messages), {made} FROM {rows})"
-            branches.append((whole, {**keys, "task_id": "_task"}))
+        if rows is not None:
+            branches.append(_listing(rows, keys, "messages", f"coalesce(messages, {both}) AS messages"))
     return [
         _branch("transcripts", _each("messages", "_message", source), {**keys, **message}, names=wanted.names)
         for source, keys in branches
     ]
+
+
+def _listing(rows: str, keys: Mapping[str, str], column: str, made: str) -> _Collected:
+    """Rows with a list in the place of a column; the task is named once for all elements of it."""
+    whole = f"(SELECT * EXCLUDE ({column}), {keys['task_id']} AS _task, {made} FROM {rows})"
+    return whole, {**keys, "task_id": "_task"}
 
 
 def _each(many: str, one: str, source: str | None) -> str | None:

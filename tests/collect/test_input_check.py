@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from rollbook import forked
 from rollbook.collect import input_pass
 from rollbook.collect.input_check import InputCheck
 from rollbook.collect.input_pass import Part, check_part
+from rollbook.collect.input_rows import Agents
 from rollbook.collect.plan import Plan
 from rollbook.errors import UsageError
 from rollbook.records.row_blocks import line_parts
@@ -160,3 +162,23 @@ def test_a_collection_by_command_is_checked_by_another_process(tmp_path: Path) -
     command = [sys.executable, "-m", "rollbook", "collect", *words]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
     assert json.loads((tmp_path / "out.jsonl").read_text())["reward"] == 0.0
+
+
+def test_rows_of_a_dataset_without_an_expected_answer_are_refused_together(tmp_path: Path) -> None:
+    good = [{"id": f"t{number}", "answer": {"is": number}} for number in range(3)]
+    lines = [*good, {"id": "none"}, {"id": "null", "answer": None}, {"id": 7, "answer": ["a"]}]
+    asked = {"responses_create_params": {"input": "q"}}
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({**line, **asked}) + "\n" for line in lines))
+    env = {"name": "dataset", "answer_key": "answer.is"}
+    with pytest.raises(UsageError) as refused:
+        InputCheck(path, None, agents=Agents("a", env=env)).result()
+    assert "2 rows" in str(refused.value)
+    assert "in.jsonl:4: it has no required field `answer`" in str(refused.value)
+    assert re.search(r"in\.jsonl:5: expected .*, got `null` - at `answer`", str(refused.value))
+    for other in (
+        {"name": "dataset", "grader": "regex"},
+        {"name": "own.py:Env"},
+        {**env, "answer_key": "id"},
+    ):
+        assert len(InputCheck(path, None, agents=Agents("a", env=other)).result().hashes) == 8 * len(lines)

@@ -68,7 +68,8 @@ def begin_check(settings: CollectSettings, checker: Standby[Checked] | None = No
 def begin_check_of(
     settings: CollectSettings, path: Path, file: Path | None = None, checker: Standby[Checked] | None = None
 ) -> InputCheck:
-    agents = Agents(settings.agent_name, frozenset(settings.agents) - {settings.agent_name})
+    others = frozenset(settings.agents) - {settings.agent_name}
+    agents = Agents(settings.agent_name, others, settings.agent.env)
     return InputCheck(path, settings.limit, file=file, agents=agents, checker=checker)
 
 

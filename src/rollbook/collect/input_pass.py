@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import codecs
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 import orjson
 
-from rollbook.collect.input_rows import Agents, Checked, Params, decode_row, row_decoder, task_id
+from rollbook.collect.input_rows import (
+    Agents,
+    Checked,
+    InputRow,
+    Params,
+    needed_field,
+    task_id,
+)
 from rollbook.forked import SharedWork, is_alone
 from rollbook.records.row_blocks import LineBlock, decode_block, line_blocks, line_parts
 
@@ -35,8 +43,27 @@ class _RowById(msgspec.Struct, gc=False):
     agent_ref: msgspec.UnsetType = msgspec.UNSET
 
 
-_decode_rows = row_decoder.decode_lines
-_decode_rows_by_id = msgspec.json.Decoder(_RowById).decode_lines
+class _Decoders(NamedTuple):
+    one: Callable[[bytes], InputRow]
+    lines: Callable[[memoryview], list[InputRow]]
+    lines_by_id: Callable[[memoryview], list[_RowById]]
+
+
+@cache
+def _decoders(needed: str | None) -> _Decoders:
+    """Of rows that have this field as well, whatever but null stands in it."""
+    row, by_id = (msgspec.json.Decoder(_with(needed, kind)) for kind in (InputRow, _RowById))
+    return _Decoders(row.decode, row.decode_lines, by_id.decode_lines)
+
+
+def _with(needed: str | None, kind: type[msgspec.Struct]) -> Any:
+    if needed is None:
+        return kind
+    field = ("needed", str | bool | int | float | list[Any] | dict[str, Any])
+    return msgspec.defstruct(
+        kind.__name__, [field], bases=(kind,), kw_only=True, gc=False, rename={"needed": needed}
+    )
+
 
 _MALFORMED = (msgspec.MsgspecError, orjson.JSONDecodeError, RecursionError)
 
@@ -81,11 +108,12 @@ def check_part(
     agents: Agents = Agents(),  # noqa: B008
 ) -> Part:
     found = Part([], array("q"), [], set(), 0)
+    decoders = _decoders(needed_field(agents.env))
     lines = 0
     for block in line_blocks(path, start=start, end=end):
         found.places.append((len(found.hashes), block.offset))
-        if not _take_block(found, block, agents):
-            _take_lines(found, path, block, lines, limit, agents)
+        if not _take_block(found, block, agents, decoders):
+            _take_lines(found, path, block, lines, limit, agents, decoders.one)
         lines += len(block.ends)
         if limit is not None and len(found.hashes) >= limit:
             del found.hashes[limit:]
@@ -93,12 +121,12 @@ def check_part(
     return found._replace(lines=lines)
 
 
-def _take_block(found: Part, block: LineBlock, agents: Agents) -> bool:
+def _take_block(found: Part, block: LineBlock, agents: Agents, decoders: _Decoders) -> bool:
     """The usual case, a block of good rows, without a loop over lines; False when it is not."""
     hashes: Iterable[int]
-    if (named := decode_block(block, _decode_rows_by_id)) is not None:
+    if (named := decode_block(block, decoders.lines_by_id)) is not None:
         hashes = map(hash, [row.id for row in named])
-    elif (others := decode_block(block, _decode_rows)) is not None:
+    elif (others := decode_block(block, decoders.lines)) is not None:
         named_agents = {agent for row in others if (agent := row.agent)} - {agents.asked}
         if named_agents & agents.others:
             return False
@@ -112,7 +140,13 @@ def _take_block(found: Part, block: LineBlock, agents: Agents) -> bool:
 
 
 def _take_lines(
-    found: Part, path: Path, block: LineBlock, before: int, limit: int | None, agents: Agents
+    found: Part,
+    path: Path,
+    block: LineBlock,
+    before: int,
+    limit: int | None,
+    agents: Agents,
+    decode: Callable[[bytes], InputRow],
 ) -> None:
     """The same for a block with something odd in it: blank lines, bad rows."""
     from rollbook.records.jsonl import read_lines  # with all that writing takes: the usual input does without
@@ -125,7 +159,7 @@ def _take_lines(
             return
         try:
             orjson.loads(line.data)
-            row = decode_row(line.data)
+            row = decode(line.data)
         except _MALFORMED as error:
             found.problems.append((line.number, _problem(path, line, error)))
             continue

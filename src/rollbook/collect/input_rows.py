@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -47,6 +48,7 @@ class Agents(NamedTuple):
 
     asked: str = ""
     others: frozenset[str] = frozenset()
+    env: dict[str, Any] = {}  # of the asked one: some need further fields in a row
 
 
 class Checked(NamedTuple):
@@ -59,8 +61,15 @@ class Checked(NamedTuple):
     has_repeats: bool  # rows of one id
 
 
-row_decoder = msgspec.json.Decoder(InputRow)
-decode_row = row_decoder.decode
+def needed_field(env: Mapping[str, Any]) -> str | None:
+    """Without it, the built-in `dataset` cannot grade a row; other environments say so when they meet one."""
+    if env.get("name") != "dataset" or env.get("grader") == "regex":  # whose rows have several places for it
+        return None
+    field, _, _ = str(env.get("answer_key", "expected_answer")).partition(".")
+    return None if field in InputRow.__struct_fields__ else field
+
+
+decode_row = msgspec.json.Decoder(InputRow).decode
 
 
 def task_id(row: InputRow, line: bytes) -> str:

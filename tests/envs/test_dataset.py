@@ -37,6 +37,9 @@ VICTIM = "a" * 64 + "b"
         ({"grader": "number"}, "3.14159", "about 3.14", 0),
         ({"grader": "number", "tolerance": 0.01}, "3.14159", "about 3.14", 1),
         ({"grader": "number"}, [1, 2], "2", 1),
+        ({"grader": "number"}, "1/2", "so 0.5", 1),
+        ({"grader": "number"}, "1/2", "2", 0),
+        ({"grader": "number"}, "0.75", "the rest is 3/4.", 1),
         ({"grader": "regex"}, r"^\d{4}$", "1984", 1),
         ({"grader": "regex"}, r"^\d{4}$", "year 1984", 0),
         ({"grader": "regex"}, ["no", "y[eo]s"], "oh yes", 1),
@@ -70,7 +73,13 @@ def test_the_answer_may_lie_deep_in_the_row() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
-    [({}, None), ({}, []), ({"grader": "number"}, "none"), ({"grader": "contains"}, "")],
+    [
+        ({}, None),
+        ({}, []),
+        ({"grader": "number"}, "none"),
+        ({"grader": "number"}, "about 7 of 1000"),
+        ({"grader": "contains"}, ""),
+    ],
 )
 def test_a_row_nothing_can_be_graded_by_is_a_failure_not_a_zero(
     settings: dict[str, Any], expected: Any

@@ -79,12 +79,24 @@ def test_the_answer_may_lie_deep_in_the_row() -> None:
         ({"grader": "number"}, "none"),
         ({"grader": "number"}, "about 7 of 1000"),
         ({"grader": "contains"}, ""),
+        ({"grader": "exact"}, " \n"),
+        ({"grader": "exact"}, ["Paris", ""]),
+        ({"grader": "contains"}, ["Paris", " "]),
+        ({"grader": "regex"}, ""),
+        ({"grader": "regex"}, ["a", ""]),
+        ({"grader": "judge", "judge": {"base_url": "http://127.0.0.1:9/v1", "model": "m"}}, " "),
     ],
 )
 def test_a_row_nothing_can_be_graded_by_is_a_failure_not_a_zero(
     settings: dict[str, Any], expected: Any
 ) -> None:
-    assert grade_failure(settings, "x", question(expected)).kind is FailureKind.ENVIRONMENT
+    failure = grade_failure(settings, "x", question(expected))
+    assert failure.kind is FailureKind.ENVIRONMENT
+    assert f"expected_answer is {expected!r}" in str(failure)
+
+
+def test_blanks_are_an_answer_where_they_are_not_stripped() -> None:
+    assert grade({"grader": "contains", "strip": False}, "a\n", question("\n")).reward == 1.0
 
 
 def test_a_catastrophic_pattern_fails_alone_and_the_loop_goes_on() -> None:
@@ -124,6 +136,7 @@ def test_wrong_settings_are_refused_with_the_nearest_name() -> None:
         ({"grader": "exakt"}, "env.grader 'exakt' is not known; there are: exact, contains, number, regex"),
         ({"patern": "x"}, "did you mean 'pattern'"),
         ({"pattern": "(open"}, "env.pattern"),
+        ({"grader": "regex", "pattern": ""}, "env.pattern is empty"),
         ({"tolerance": -1}, "tolerance"),
         ({"grader": "judge"}, "env.judge"),
         ({"judge": {"base_url": "http://h/v1", "model": "m"}}, "grader: judge"),
@@ -169,6 +182,11 @@ def test_a_rows_own_verifier(verifier: dict[str, Any], answer: str, reward: int)
 def test_an_unknown_verifier_is_a_failure() -> None:
     task = question("unused", verifier={"type": "magic"})
     assert "verifier.type" in str(grade_failure({"grader": "regex"}, "x", task))
+
+
+def test_an_empty_pattern_of_a_verifier_is_a_failure() -> None:
+    task = question("unused", verifier={"verify_regex": ["^- ", ""]})
+    assert "verifier.verify_regex" in str(grade_failure({"grader": "regex"}, "x", task))
 
 
 def test_stored_rollouts_of_format_verification_get_the_reward_they_had(peer_fixtures: Path) -> None:

@@ -68,9 +68,9 @@ class Grader:
                 return _row_verifier(row["verifier"])
         value = look_up(row, settings.answer_key)
         values = value if isinstance(value, list) else [value]
-        empty_matches_all = settings.grader == "contains" and "" in values
-        if not values or any(item is None for item in values) or empty_matches_all:
-            raise ValueError(f"{settings.answer_key} is {value!r}, which is no answer")
+        # An empty one is found in every answer, or in none; either way the reward would say nothing.
+        if not values or any(item is None or not self._normal(str(item)) for item in values):
+            raise ValueError(f"{settings.answer_key} is {value!r}, which is no answer, or holds an empty one")
         if settings.grader == "number":
             return [as_number(item, settings.answer_key) for item in values]
         texts = [str(item) for item in values]
@@ -154,6 +154,8 @@ class Grader:
 
 
 def _check(settings: GraderSettings) -> None:
+    if settings.pattern == "":
+        raise UsageError("env.pattern is empty, so it would match every answer; write one, or leave it out")
     if settings.pattern is not None:
         try:
             re.compile(settings.pattern)
@@ -172,8 +174,10 @@ def _row_verifier(verifier: Mapping[str, Any]) -> dict[str, Any]:
     kind = verifier.get("type", "regex")
     if kind in ("regex", "inline_prose"):
         patterns = verifier.get("verify_regex")
-        if not isinstance(patterns, list) or not patterns:
-            raise ValueError(f"verifier.verify_regex is {patterns!r}; it must be a list of patterns")
+        if not isinstance(patterns, list) or not patterns or "" in patterns:
+            raise ValueError(
+                f"verifier.verify_regex is {patterns!r}; it must be a list of patterns, none of them empty"
+            )
         return {"patterns": patterns, "min_matches": verifier.get("verify_min_matches", 1)}
     if kind == "string_match":
         markers = verifier.get("expected_markers") or []

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fake_servers import Told, chat_answer, serving
 from rollbook.cli.main import main
+from rollbook.data.job import DataManifest
 from rollbook.data.reverify import reverify
 from rollbook.errors import BadLineError, UsageError
 from rollout_rows import message, read, rollout, tool_use, write_rows
@@ -92,6 +96,25 @@ def test_a_grader_that_grades_nothing_is_an_error_that_says_why(
     said = capsys.readouterr().err
     assert "not one of 2 rows could be graded" in said and "no such key" in said
     assert not (tmp_path / "v.jsonl").exists()
+
+
+def test_a_row_that_the_judge_does_not_judge_keeps_its_reward_and_says_why(tmp_path: Path) -> None:
+    def opinion(asked: dict[str, Any]) -> dict[str, Any]:
+        return chat_answer("VERDICT: CORRECT" if "55" in asked["messages"][0]["content"] else "no idea")
+
+    async def verify() -> DataManifest:
+        async with serving(Told(opinion)) as url:
+            env = {"name": "dataset", "grader": "judge", "judge": {"base_url": url, "model": "j"}}
+            return await asyncio.to_thread(reverify, [source], tmp_path / "v.jsonl", env)
+
+    source = write_rows(
+        tmp_path / "r.jsonl", [rollout("a", 0, 0.5, text="4"), rollout("b", 0, 0.5, text="55")]
+    )
+    manifest = asyncio.run(verify())
+    kept, graded = read(tmp_path / "v.jsonl")
+    assert kept["reward"] == 0.5 and "'no idea'" in kept["reverify_error"] and "reward_before" not in kept
+    assert (graded["reward"], graded["reward_before"]) == (1.0, 0.5)
+    assert manifest.counts["failed_judge"] == 1
 
 
 def test_who_may_not_grade_is_told_why(tmp_path: Path) -> None:

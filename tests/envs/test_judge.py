@@ -47,15 +47,23 @@ def test_the_last_verdict_counts(said: str, reward: int) -> None:
     episode = judged(Told(chat_answer(said)), verdict_after="VERDICT:")
     assert episode.reward == reward
     step = episode.steps[0]
-    assert (step.metrics["correct"], step.metrics["judge_unparsed"]) == (reward, 0)
+    assert step.metrics["correct"] == reward
     assert step.logs == {"judge": said}
 
 
 @pytest.mark.parametrize("said", [" ", "It is correct, I think.", "VERDICT: PERHAPS", "VERDICT: CORRECTISH"])
-def test_a_judge_without_a_verdict_gives_nothing_and_is_counted(said: str) -> None:
-    episode = judged(Told(chat_answer(said)))
-    assert episode.reward == 0.0
-    assert episode.steps[0].metrics["judge_unparsed"] == 1
+def test_a_reply_without_a_verdict_is_the_judges_failure_not_a_zero(said: str) -> None:
+    with pytest.raises(RolloutFailure) as caught:
+        judged(Told(chat_answer(said)))
+    assert caught.value.kind is FailureKind.JUDGE
+    assert repr(said) in str(caught.value)
+    assert "'VERDICT:' and then one of CORRECT, INCORRECT" in str(caught.value)
+
+
+def test_of_a_long_reply_without_a_verdict_the_beginning_is_shown() -> None:
+    with pytest.raises(RolloutFailure, match="Let me think, think") as caught:
+        judged(Told(chat_answer("Let me think," + " think" * 10_000)))
+    assert len(str(caught.value)) < 500
 
 
 def test_verdicts_and_prompt_can_be_ones_own() -> None:

@@ -32,6 +32,7 @@ _ONE_NUMBER = re.compile(
 )
 _DIGITS = "0123456789"
 _IN_A_NUMBER = _DIGITS + "+-,./eE" + _CURRENCIES  # every character that one may hold
+_SHOWN = 200  # characters
 _SOLUTION_END = "####"  # before the answer, in the solutions of GSM8K
 _EXACT = decimal.Context(prec=decimal.MAX_PREC, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN)
 _CLOSE = decimal.Context(prec=34, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN, traps=[])
@@ -93,6 +94,11 @@ def _stands_alone(above: re.Match[str]) -> bool:
 def _parts(number: str) -> tuple[Decimal, Decimal]:
     above, _, below = number.partition("/")
     return Decimal(above), Decimal(below or 1)
+
+
+def beginning(text: str) -> str:
+    """Enough of a text, quoted, to know it again in a message."""
+    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}..."
 
 
 def look_up(row: Mapping[str, Any], key: str) -> Any:

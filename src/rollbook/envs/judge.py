@@ -1,7 +1,7 @@
 """A model that judges answers, over any OpenAI-compatible endpoint.
 
-Only a call that failed is a failure, of the kind `judge`; a judge that answers without a verdict has not
-found the answer right, which is a reward of 0.0 and `judge_unparsed`: 1.
+A call that failed is a failure of the kind `judge`, and so is a reply without a verdict: a judge that did not
+say whether the answer is right has not found it wrong.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rollbook.envs.answers import beginning
 from rollbook.envs.base import Feedback, Task
 from rollbook.errors import UsageError
 from rollbook.policies.base import FailureKind, Request, RolloutFailure
@@ -48,6 +49,7 @@ class Judge:
         if not settings.verdicts:
             raise UsageError(f"{where}.verdicts is empty; write it like {{CORRECT: 1.0, INCORRECT: 0.0}}")
         self._prompt = settings.prompt
+        self._looked_for = f"{settings.verdict_after!r} and then one of {', '.join(settings.verdicts)}"
         self._scores = {word.casefold(): score for word, score in settings.verdicts.items()}
         self._policy = OpenAIPolicy(settings, where=where)
         words = "|".join(re.escape(word) for word in sorted(settings.verdicts, key=len, reverse=True))
@@ -71,12 +73,17 @@ class Judge:
             ) from failure
         said = text_of(completion.message)
         verdicts = self._verdict.findall(said)
-        score = self._scores[verdicts[-1].casefold()] if verdicts else 0.0
+        if not verdicts:
+            raise RolloutFailure(
+                FailureKind.JUDGE,
+                f"the judge gave no verdict (looked for {self._looked_for}); it ended by "
+                f"{completion.finish_reason!r} and said {beginning(said)}",
+            )
+        score = self._scores[verdicts[-1].casefold()]
         return Feedback(
             reward=score,
             metrics={
                 "correct": score,
-                "judge_unparsed": int(not verdicts),
                 "judge_input_tokens": completion.usage.input_tokens,
                 "judge_output_tokens": completion.usage.output_tokens,
             },

@@ -117,6 +117,17 @@ def test_a_row_that_the_judge_does_not_judge_keeps_its_reward_and_says_why(tmp_p
     assert manifest.counts["failed_judge"] == 1
 
 
+def test_a_formula_past_its_time_leaves_its_row_the_reward_it_had(tmp_path: Path) -> None:
+    pytest.importorskip("math_verify", reason="needs rollbook[math]")
+    rows = [rollout("a", 0, 0.5, text="\\boxed{9^{9^{9^{9^{9}}}}}"), rollout("b", 0, 0.5, text="8/2")]
+    env = {"name": "dataset", "grader": "math", "timeout_s": 3.0}
+    manifest = reverify([write_rows(tmp_path / "r.jsonl", rows)], tmp_path / "v.jsonl", env)
+    kept, graded = read(tmp_path / "v.jsonl")
+    assert kept["reward"] == 0.5 and "env.timeout_s" in kept["reverify_error"]
+    assert (graded["reward"], graded["reward_before"]) == (1.0, 0.5)
+    assert manifest.counts["failed_environment"] == 1
+
+
 def test_who_may_not_grade_is_told_why(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "r.jsonl", [rollout("a", 0, 1.0)])
     (tmp_path / "own.py").write_text(

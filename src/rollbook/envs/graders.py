@@ -2,7 +2,8 @@
 
 `exact`, `contains` and `number` take time linear in the answer and run at once. Whatever involves a pattern
 that somebody wrote, or a formula, runs in a process of its own with a time limit (`workers.py`): such a
-pattern can take forever on a short text, and must not stop a thousand other rollouts.
+pattern can take forever on a short text, and must not stop a thousand other rollouts. Past its time it is a
+failure, for a reward would depend on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from rollbook.envs.answers import as_number, last_number, look_up, same_number
+from rollbook.envs.answers import as_number, beginning, last_number, look_up, same_number
 from rollbook.envs.base import Feedback, Task
 from rollbook.envs.judge import Judge, JudgeSettings
 from rollbook.envs.workers import TooMuchWork, Workers, WorkFailed
@@ -132,11 +133,15 @@ class Grader:
     async def _by_maths(self, expected: Sequence[str], answer: str) -> Feedback:
         try:
             result = await self._workers.do("equal_in_maths", answer=answer, expected=list(expected))
-        except TooMuchWork:  # a formula nobody can work out is not the right answer
-            return _verdict(False, math_gave_up=1)
+        except TooMuchWork as error:  # be it the formula, or a busy machine: nobody found it wrong
+            raise RolloutFailure(
+                FailureKind.ENVIRONMENT,
+                f"math-verify: {error}; it was given {self._settings.timeout_s:g} s (env.timeout_s) for an "
+                f"answer of {len(answer)} characters, {beginning(answer)}",
+            ) from error
         except WorkFailed as error:
             raise RolloutFailure(FailureKind.ENVIRONMENT, f"math-verify: {error}") from error
-        return _verdict(result["correct"], format_parse=result["parsed"], math_gave_up=0)
+        return _verdict(result["correct"], format_parse=result["parsed"])
 
     async def _work(self, job: str, **arguments: Any) -> Any:
         try:

@@ -49,6 +49,8 @@ def test_a_generation_that_the_engine_aborted_is_a_failure_of_the_server() -> No
         chat({"content": None}),
         chat({"content": "", "tool_calls": []}, token_ids=[]),
         chat({"content": ""}, usage={"prompt_tokens": 5, "completion_tokens": 0}),
+        chat({"content": None}, "tool_calls"),
+        chat({"content": ""}, "end_turn"),
     ],
 )
 def test_an_answer_without_any_generation_is_a_bad_one(answer: dict[str, Any]) -> None:
@@ -61,6 +63,30 @@ def test_a_response_without_any_generation_is_a_bad_one() -> None:
     assert kind_of({"output": [empty]}, "responses") is FailureKind.BAD_ANSWER
 
 
+BLOCKED = {"status": "incomplete", "incomplete_details": {"reason": "content_filter"}, "output": []}
+
+
+@pytest.mark.parametrize(
+    ("answer", "api"),
+    [
+        (chat({"content": None}, "content_filter"), "chat"),
+        (chat({"content": ""}, "content_filter", token_ids=[2]), "chat"),
+        (chat({"content": None}, "content_filter", usage={"completion_tokens": 9}), "chat"),
+        (BLOCKED, "responses"),
+        (BLOCKED | {"usage": {"output_tokens": 9}}, "responses"),
+    ],
+)
+def test_an_answer_that_a_filter_blocked_is_a_failure_that_says_so(answer: Any, api: str) -> None:
+    with pytest.raises(RolloutFailure, match="the server's filter blocked the answer") as caught:
+        ask(answer, api)
+    assert caught.value.kind is FailureKind.BAD_ANSWER
+
+
+def test_an_answer_that_a_filter_cut_short_is_a_result() -> None:
+    completion = ask(chat({"content": "half of"}, "content_filter"))
+    assert (completion.message["content"], completion.finish_reason) == ("half of", "content_filter")
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -69,7 +95,7 @@ def test_a_response_without_any_generation_is_a_bad_one() -> None:
         chat({"content": ""}, token_ids=[2]),
         chat({"content": ""}, logprobs={"content": [{"logprob": -0.1}]}),
         chat({"content": ""}, "length"),
-        chat({"content": None}, "content_filter"),
+        chat({"content": None}, "tool_calls", token_ids=[2]),
     ],
 )
 def test_a_model_that_said_nothing_is_a_result(answer: dict[str, Any]) -> None:

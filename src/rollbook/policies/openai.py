@@ -223,13 +223,19 @@ def _from_responses_answer(data: bytes) -> Completion:
 def _with_something_said(completion: Completion) -> Completion:
     """Refuse an answer that holds no generation at all: it would earn a reward of zero, which is made up.
 
-    A model that ends at once says nothing too, but the token by which it ended is counted or listed.
+    A model that ends at once says nothing too, but the token by which it ended is counted or listed; of an
+    answer that was blocked, what is counted was taken away.
     """
     message = completion.message
-    said = message["content"] or message.get("reasoning_content") or message.get("tool_calls")
+    reason = completion.finish_reason
+    if message["content"] or message.get("reasoning_content") or message.get("tool_calls"):
+        return completion
+    if reason == "content_filter":
+        why = f"the server's filter blocked the answer (finish_reason {reason!r}), and nothing of it came"
+        raise RolloutFailure(FailureKind.BAD_ANSWER, why)
     sampled = completion.usage.output_tokens or completion.token_ids or completion.logprobs
-    if completion.finish_reason == "stop" and not said and not sampled:
-        raise ValueError("it says nothing, and not a token of it was sampled")
+    if reason != "length" and not sampled:
+        raise ValueError(f"it says nothing, and not a token of it was sampled; finish_reason {reason!r}")
     return completion
 
 

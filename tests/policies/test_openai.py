@@ -82,7 +82,9 @@ def test_a_refusal_is_what_was_said() -> None:
 
 
 def test_chat_request_speaks_chat() -> None:
-    server = Told(chat_answer("4"))
+    answer = chat_answer("4")
+    answer["choices"][0]["token_ids"] = [19]
+    server = Told(answer)
     params = {
         "max_output_tokens": 9,
         "temperature": None,

@@ -122,7 +122,8 @@ class OpenAIPolicy:
             raise RolloutFailure(FailureKind.INVALID_REQUEST, why) from error
         answer = await self._endpoint.post(body)
         try:
-            return _from_chat_answer(answer) if self._by_chat else _from_responses_answer(answer)
+            completion = _from_chat_answer(answer) if self._by_chat else _from_responses_answer(answer)
+            return _with_tokens_that_fit(completion, are_wanted=self._settings.return_tokens)
         except _OTHER_SHAPE as error:
             raise self._endpoint.not_the_protocol(answer, error) from None
 
@@ -236,6 +237,21 @@ def _with_something_said(completion: Completion) -> Completion:
     sampled = completion.usage.output_tokens or completion.token_ids or completion.logprobs
     if reason != "length" and not sampled:
         raise ValueError(f"it says nothing, and not a token of it was sampled; finish_reason {reason!r}")
+    return completion
+
+
+def _with_tokens_that_fit(completion: Completion, *, are_wanted: bool) -> Completion:
+    """Refuse what nobody can train on: no tokens where they were asked for, or not a logprob for each."""
+    ids, logprobs = completion.token_ids, completion.logprobs
+    if are_wanted and not ids and not logprobs:
+        why = (
+            "return_tokens is set, and the server sent neither token ids nor logprobs "
+            "(vLLM does; set return_tokens: false for other servers)"
+        )
+        raise RolloutFailure(FailureKind.BAD_ANSWER, why)
+    if ids is not None and logprobs is not None and len(ids) != len(logprobs):
+        why = f"the server sent {len(ids)} token ids and {len(logprobs)} logprobs for one answer"
+        raise RolloutFailure(FailureKind.BAD_ANSWER, why)
     return completion
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rollbook.cli.collection_status import price
+from rollbook.cli.collection_status import left_out, price
 from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, duration, number, print_json
 from rollbook.cli.output import printable
 from rollbook.errors import Interrupted, UsageError
@@ -196,6 +196,8 @@ def _summary(progress: Progress, failures: Path, *, ordered: bool) -> str:
         kinds = ", ".join(f"{kind} {count}" for kind, count in progress.failures.items())
         where = f"; those given up stand in {failures}" if progress.failed else ""
         lines.append(f"failures by kind: {kinds}{where}")
+    if progress.without_usage:
+        lines.append(f"tokens and cost {left_out(progress.without_usage)}")
     if progress.missing and ordered:
         lines.append("not in input order yet: that waits until nothing is missing")
     if progress.missing:
@@ -256,7 +258,8 @@ def _one_line(progress: Progress) -> str:
     ]
     if progress.waiting:
         parts.append(f"{progress.waiting} waiting for a retry")
-    parts.append(f"{progress.output_tokens} tokens")
+    uncounted = f" ({progress.without_usage} rollouts left out)" if progress.without_usage else ""
+    parts.append(f"{progress.output_tokens} tokens{uncounted}")
     if progress.cost is not None:
         parts.append(f"cost {price(progress.cost)}")
     if progress.reward_mean is not None:

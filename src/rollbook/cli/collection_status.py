@@ -121,6 +121,12 @@ def price(cost: float) -> str:
     return f"{cost:.2f}" if cost >= 1 else f"{cost:.4f}"
 
 
+def left_out(without_usage: int) -> str:
+    """What tokens and cost do not tell."""
+    rollouts = "1 rollout" if without_usage == 1 else f"{without_usage} rollouts"
+    return f"leave {rollouts} out, whose answers came without usage"
+
+
 def _number_lines(collection: dict[str, Any]) -> list[str]:
     """Rewards, tokens and cost of all lines, and the failures of the last session."""
     lines = []
@@ -131,8 +137,10 @@ def _number_lines(collection: dict[str, Any]) -> list[str]:
         )
     if collection.get("output_tokens") is not None:
         cost = f", cost {price(collection['cost'])}" if collection.get("cost") is not None else ""
+        without = collection.get("without_usage")
         lines.append(
             f"tokens:     {collection.get('input_tokens')} in, {collection['output_tokens']} out{cost}"
+            + (f" (they {left_out(without)})" if without else "")
         )
     kinds = ", ".join(f"{kind} {count}" for kind, count in (collection.get("failures") or {}).items())
     if kinds or collection.get("failed"):

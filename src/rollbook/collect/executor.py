@@ -18,7 +18,7 @@ import msgspec
 from rollbook.collect.limits import NotSent, ThrottledPolicy
 from rollbook.collect.rows import Item, Outcome, believable, make_task, output_line
 from rollbook.collect.settings import CollectSettings
-from rollbook.envs.agent import Agent
+from rollbook.envs.agent import Agent, Episode
 from rollbook.envs.agents import build_agent
 from rollbook.envs.base import Task, what_and_where
 from rollbook.policies.base import FailureKind, RolloutFailure, is_for_the_task
@@ -67,6 +67,7 @@ class LocalExecutor:
             outcome.line = output_line(item, task, episode)
             outcome.input_tokens = believable(episode.usage.input_tokens)
             outcome.output_tokens = believable(episode.usage.output_tokens)
+            outcome.without_usage = not _is_counted(episode)
             outcome.stop_reason = _text(episode.stop_reason)
         except RolloutFailure as failure:
             outcome.failure, outcome.message = failure.kind, _said(failure)
@@ -97,6 +98,11 @@ def cancelled_by_itself(item: Item) -> Outcome:
     """Of an item whose task was cancelled while those who run it want it to go on."""
     message = "the task of the rollout was cancelled by the environment's or the policy's own code"
     return Outcome(item.row, item.repeat, failure=FailureKind.ENVIRONMENT, message=message)
+
+
+def _is_counted(episode: Episode) -> bool:
+    """Whether the usage of the episode is that of every turn."""
+    return episode.usage.is_known and all(completion.usage.is_known for completion in episode.completions)
 
 
 def _text(value: object) -> str:

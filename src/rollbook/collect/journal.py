@@ -30,6 +30,8 @@ ENTRY_FIELDS = {
     "input_tokens": "I",
     "output_tokens": "I",
 }
+# On the output tokens of a line whose tokens are not, or not all, known.
+WITHOUT_USAGE = 1 << 31
 _pack = struct.Struct(f"<{''.join(ENTRY_FIELDS.values())}").pack
 
 
@@ -41,7 +43,7 @@ class Entry(NamedTuple):
     end: int
     reward: float  # NaN where there is none
     input_tokens: int
-    output_tokens: int
+    output_tokens: int  # with the mark WITHOUT_USAGE or not
 
 
 class Totals(NamedTuple):
@@ -50,6 +52,7 @@ class Totals(NamedTuple):
     reward: RunningMean
     input_tokens: int = 0
     output_tokens: int = 0
+    without_usage: int = 0  # lines
 
 
 class Journal:
@@ -100,5 +103,9 @@ class Done:
         reward = (
             RunningMean(len(rewards), float(rewards.mean()), float(rewards.std())) if len(rewards) else None
         )
-        tokens = (int(planned[name].sum(dtype="int64")) for name in ("input_tokens", "output_tokens"))
+        seen, marked = planned["input_tokens"], planned["output_tokens"]
+        said = marked & (WITHOUT_USAGE - 1)
+        # A line that was read again has no mark, but nothing counted either.
+        without_usage = (marked >= WITHOUT_USAGE) | ((seen == 0) & (said == 0))
+        tokens = (int(column.sum(dtype="int64")) for column in (seen, said, without_usage))
         return Totals(reward or RunningMean(), *tokens)

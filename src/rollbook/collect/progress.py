@@ -45,7 +45,8 @@ class Progress(msgspec.Struct, kw_only=True):
     elapsed_s: float
     input_tokens: int  # of the lines on the disk, as are cost and reward
     output_tokens: int
-    cost: float | None
+    without_usage: int = 0  # of the lines, those that tokens and cost leave out, or count in part
+    cost: float | None  # None without prices, or where no tokens are known
     reward_mean: float | None
     reward_std: float | None
     reward_count: int
@@ -67,7 +68,7 @@ class Tally:
         self.expected, self.done_before = expected, done.count
         self.finished = self.given_up = 0
         self.failures: Counter[str] = Counter()
-        self.reward, self.input_tokens, self.output_tokens = done.totals()
+        self.reward, self.input_tokens, self.output_tokens, self.without_usage = done.totals()
         self._output = output
         self._prices = prices
         self._started = time.monotonic()
@@ -85,6 +86,7 @@ class Tally:
         self.finished += 1
         self.input_tokens += outcome.input_tokens
         self.output_tokens += outcome.output_tokens
+        self.without_usage += outcome.without_usage
         if outcome.reward is not None and outcome.reward - outcome.reward == 0.0:
             self.reward.add(outcome.reward)
         if len(self._latencies) < _LATENCIES_KEPT:
@@ -114,6 +116,7 @@ class Tally:
             elapsed_s=round(time.monotonic() - self._started, 3),
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
+            without_usage=self.without_usage,
             cost=self._cost(),
             reward_mean=self.reward.mean if self.reward.count else None,
             reward_std=self.reward.std if self.reward.count else None,
@@ -138,7 +141,8 @@ class Tally:
         return (self.finished - count) / (now - since) if now > since else 0.0
 
     def _cost(self) -> float | None:
-        if self._prices is None:
+        are_known = self.input_tokens or self.output_tokens or not self.without_usage
+        if self._prices is None or not are_known:
             return None
         cost = self.input_tokens * self._prices.input + self.output_tokens * self._prices.output
         return round(cost / 1e6, 6)

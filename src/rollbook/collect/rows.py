@@ -16,7 +16,7 @@ import orjson
 
 from rollbook.envs.agent import Episode
 from rollbook.envs.base import Task
-from rollbook.policies.base import Completion, FailureKind
+from rollbook.policies.base import Completion, FailureKind, Usage
 from rollbook.policies.conversion import from_chat, responses_tools, to_chat
 from rollbook.records.plain import encode, to_plain
 from rollbook.records.rollouts import Step
@@ -28,7 +28,7 @@ _OWN_FIELDS = frozenset(
 )
 # As quick as orjson, which makes floats of whole numbers past 64 bits.
 _decode = msgspec.json.Decoder().decode
-_MOST_TOKENS = 0xFFFFFFFF  # what the journal has room for
+_MOST_TOKENS = 0x7FFFFFFF  # what the journal has room for, beside its mark
 
 
 def believable(tokens: int) -> int:
@@ -54,6 +54,7 @@ class Outcome(msgspec.Struct):
     reward: float | None = None
     input_tokens: int = 0
     output_tokens: int = 0
+    without_usage: bool = False  # the server did not count the tokens, or not those of every turn
     seconds: float = 0.0
     stop_reason: str = ""
     failure: FailureKind | None = None
@@ -163,7 +164,6 @@ def _free_name(name: str, line: Mapping[str, Any], row: Mapping[str, Any]) -> st
 
 
 def _response(task: Task, episode: Episode) -> dict[str, Any]:
-    usage = episode.usage
     truncated = episode.stop_reason in ("length", "max_turns", "content_filter")
     last = episode.completions[-1] if episode.completions else None
     return {
@@ -178,13 +178,17 @@ def _response(task: Task, episode: Episode) -> dict[str, Any]:
         "tools": episode.tools,
         "tool_choice": task.params.get("tool_choice") or "auto",
         "parallel_tool_calls": task.params.get("parallel_tool_calls", True),
-        "usage": {
-            "input_tokens": usage.input_tokens,
-            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
-            "output_tokens": usage.output_tokens,
-            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-            "total_tokens": usage.input_tokens + usage.output_tokens,
-        },
+        "usage": _usage(episode.usage) if episode.usage.is_known else None,
+    }
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.input_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.input_tokens + usage.output_tokens,
     }
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from rollbook.collect.journal import Entry, Journal
+from rollbook.collect.journal import WITHOUT_USAGE, Entry, Journal
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.progress import Tally
 from rollbook.collect.retry import Attempts
@@ -143,4 +143,5 @@ class ResultSink:
 
 def _entry(outcome: Outcome, end: int) -> Entry:
     reward = math.nan if outcome.reward is None else outcome.reward
-    return Entry(outcome.row, outcome.repeat, end, reward, outcome.input_tokens, outcome.output_tokens)
+    said = outcome.output_tokens | (WITHOUT_USAGE if outcome.without_usage else 0)
+    return Entry(outcome.row, outcome.repeat, end, reward, outcome.input_tokens, said)

@@ -60,6 +60,11 @@ class Usage(msgspec.Struct):
     reasoning_tokens: int = 0
     cached_tokens: int = 0
 
+    @property
+    def is_known(self) -> bool:
+        """No request and answer are without a token: where none was counted, nobody counted."""
+        return self.input_tokens > 0 or self.output_tokens > 0
+
     def add(self, other: Usage) -> None:
         self.input_tokens += other.input_tokens
         self.output_tokens += other.output_tokens

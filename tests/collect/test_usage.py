@@ -1,0 +1,167 @@
+"""Servers that do not count tokens: what nobody counted is unknown, and never a zero that looks real."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from queue import Queue
+from threading import Thread
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+
+from collecting import PATIENCE, ROLLBOOK, command, config, results, run, script, small_input
+from fake_servers import Told, chat_answer, serving
+from rollbook.collect.progress import Progress, read_progress
+
+PRICES = ("prices.input=10", "prices.output=100")
+COUNTED = {"prompt_tokens": 5, "completion_tokens": 3}
+BY_PARITY = """
+from rollbook.policies.base import Completion, Usage
+counted = Usage(input_tokens=5, output_tokens=3) if request.turn % 2 == 0 else Usage()
+return Completion({"role": "assistant", "content": "2"}, usage=counted)
+"""
+TWO_TURNS = """
+from rollbook.envs import Environment, Feedback
+
+class Twice(Environment):
+    turn = 0
+
+    def step(self, message):
+        self.turn += 1
+        more = [{"role": "user", "content": "and then?"}]
+        return Feedback(done=self.turn == 2, messages=more if self.turn == 1 else [])
+"""
+
+
+def with_server(directory: Path, usage: Any, ask: Callable[[], Any]) -> Any:
+    """What `ask` returns while a server is up, in a thread of its own, that answers with this usage."""
+    urls: Queue[str] = Queue()
+    loop, ended = asyncio.new_event_loop(), asyncio.Event()
+
+    async def serve() -> None:
+        async with serving(Told(chat_answer("2") | {"usage": usage})) as url:
+            urls.put(url)
+            await ended.wait()
+
+    thread = Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
+    thread.start()
+    try:
+        config(directory, {"kind": "openai", "base_url": urls.get(timeout=PATIENCE), "model": "m"})
+        return ask()
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join()
+        loop.close()
+
+
+def collected(directory: Path, usage: Any, *words: str) -> Progress:
+    progress: Progress = with_server(directory, usage, lambda: run(directory, *PRICES, *words))
+    return progress
+
+
+def said_by(*arguments: str | Path, cwd: Path) -> str:
+    done = subprocess.run(
+        [*ROLLBOOK, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def usages(directory: Path) -> list[Any]:
+    return [result["response"]["usage"] for result in results(directory / "out.jsonl")]
+
+
+@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": 0, "completion_tokens": 0}, "none"])
+def test_usage_that_a_server_did_not_send_is_null(usage: Any, tmp_path: Path) -> None:
+    small_input(tmp_path, 3)
+    progress = collected(tmp_path, usage)
+    assert usages(tmp_path) == [None] * 3
+    assert (progress.done, progress.without_usage, progress.cost) == (3, 3, None)
+    assert read_progress(tmp_path / "out_progress.json").without_usage == 3
+
+
+def test_usage_that_a_server_sent_is_counted(tmp_path: Path) -> None:
+    small_input(tmp_path, 2)
+    progress = collected(tmp_path, COUNTED)
+    assert [usage["total_tokens"] for usage in usages(tmp_path)] == [8, 8]
+    assert (progress.without_usage, progress.input_tokens, progress.output_tokens) == (0, 10, 6)
+    assert progress.cost == pytest.approx(0.0007)
+
+
+@pytest.mark.parametrize("has_journal", [True, False])
+def test_rollouts_without_usage_are_those_of_all_sessions(has_journal: bool, tmp_path: Path) -> None:
+    small_input(tmp_path, 5)
+    assert collected(tmp_path, None, "limit=2").without_usage == 2
+    if not has_journal:
+        (tmp_path / "out_journal.bin").unlink()
+    progress = collected(tmp_path, COUNTED)
+    assert (progress.done_before, progress.without_usage, progress.output_tokens) == (2, 2, 9)
+    assert progress.cost is not None
+
+
+def test_workers_tell_of_rollouts_without_usage(tmp_path: Path) -> None:
+    small_input(tmp_path, 4)
+    assert collected(tmp_path, None, "workers=2").without_usage == 4
+
+
+def test_of_an_episode_that_was_counted_in_part_the_part_is_known(tmp_path: Path) -> None:
+    small_input(tmp_path, 3)
+    (tmp_path / "env.py").write_text(TWO_TURNS)
+    agent = {"env": {"name": f"{tmp_path / 'env.py'}:Twice"}, "policy": script(tmp_path, BY_PARITY)}
+    (tmp_path / "rollbook.yaml").write_text(yaml.safe_dump({"agents": {"a": agent}}))
+    assert run(tmp_path, "limit=1").without_usage == 1
+    progress = run(tmp_path)
+    assert (progress.done_before, progress.without_usage) == (1, 3)
+    assert (progress.input_tokens, progress.output_tokens) == (15, 9)
+    assert [usage["total_tokens"] for usage in usages(tmp_path)] == [8] * 3
+
+
+def test_summary_and_status_say_what_tokens_and_cost_leave_out(tmp_path: Path) -> None:
+    small_input(tmp_path, 2)
+    done = with_server(tmp_path, None, lambda: command(tmp_path, *PRICES))
+    assert "tokens and cost leave 2 rollouts out" in done.stdout
+    assert "0 tokens (2 rollouts left out)" in done.stderr
+    status = said_by("status", "out.jsonl", cwd=tmp_path)
+    assert "0 in, 0 out (they leave 2 rollouts out" in status
+    assert "cost" not in status
+    done = with_server(tmp_path, None, lambda: command(tmp_path, *PRICES, "--json"))
+    assert json.loads(done.stdout)["without_usage"] == 2
+
+
+def test_nothing_is_said_of_usage_where_all_is_counted(tmp_path: Path) -> None:
+    small_input(tmp_path, 2)
+    done = with_server(tmp_path, COUNTED, lambda: command(tmp_path, *PRICES))
+    assert "leave" not in done.stdout
+    assert "leave" not in said_by("status", "out.jsonl", cwd=tmp_path)
+
+
+def test_a_progress_file_of_before_rollouts_without_usage_were_counted_is_read(tmp_path: Path) -> None:
+    small_input(tmp_path, 1)
+    collected(tmp_path, COUNTED)
+    path = tmp_path / "out_progress.json"
+    earlier = orjson.loads(path.read_bytes())
+    del earlier["without_usage"]
+    path.write_bytes(orjson.dumps(earlier))
+    assert read_progress(path).without_usage == 0
+
+
+@pytest.mark.parametrize(("rest", "counted", "tokens"), [(None, 0, None), (COUNTED, 2, 6)])
+def test_readers_of_rows_take_usage_that_is_null(
+    rest: Any, counted: int, tokens: int | None, tmp_path: Path
+) -> None:
+    small_input(tmp_path, 4)
+    collected(tmp_path, None, "limit=2")
+    collected(tmp_path, rest)
+    asked = "select count(output_tokens) as counted, sum(output_tokens) as tokens from rollouts"
+    (found,) = json.loads(said_by("query", asked, "out.jsonl", "--json", cwd=tmp_path))
+    assert found == {"counted": counted, "tokens": tokens}
+    stats = json.loads(said_by("data", "stats", "out.jsonl", "--json", cwd=tmp_path))
+    assert stats["rows"] == 4
+    said_by("data", "sft", "out.jsonl", "-o", "train.jsonl", cwd=tmp_path)
+    assert len((tmp_path / "train.jsonl").read_bytes().splitlines()) == 4

@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -177,6 +178,33 @@ def test_a_policy_keeps_to_requests_and_tokens_a_minute(
     assert asyncio.run(ask(by_requests, 31)) == pytest.approx(30, abs=1.1)
     by_tokens = ThrottledPolicy(Model(), requests_per_minute=6_000, tokens_per_minute=6_000)  # one a second
     assert asyncio.run(ask(by_tokens, 31)) == pytest.approx(30, abs=2.1)
+
+
+class UncountedModel(Model):
+    def __init__(self, **sampled: Any) -> None:
+        self._sampled = sampled
+
+    async def act(self, request: Request) -> Completion:
+        return Completion(message={"content": "word " * 40}, **self._sampled)  # two hundred characters
+
+
+@pytest.mark.parametrize("sampled", [{}, {"token_ids": [1] * 50}, {"logprobs": [-0.5] * 50}])
+def test_tokens_a_minute_are_kept_to_where_the_server_does_not_count(
+    sampled: dict[str, Any], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    monkeypatch.setattr(limits.asyncio, "sleep", sleep)
+
+    async def ask(policy: ThrottledPolicy, times: int) -> None:
+        for _ in range(times):
+            await policy.act(Request([{"role": "user", "content": "ask " * 50}], turn=1))
+
+    before = clock.now
+    policy = ThrottledPolicy(UncountedModel(**sampled), requests_per_minute=None, tokens_per_minute=6_000)
+    asyncio.run(ask(policy, 31))  # of a hundred tokens, one a second
+    assert clock.now - before == pytest.approx(30, abs=2.1)
 
 
 def test_a_drain_does_not_wait_for_requests_whose_turn_has_not_come() -> None:

@@ -3,15 +3,17 @@
 The number of rollouts in flight grows by one for every round of successes and halves when the server pushes
 back, at most once for the requests that were already on their way (TCP's rule, for TCP's reason). Requests
 and tokens a minute are buckets that fill steadily; tokens are settled after the fact, because nobody knows
-them before: until the first answer the length of the request stands for them, then the usual of late.
+them before: until the first answer the length of the request stands for them, then the usual of late. Where
+the server does not count, the length of what was asked and answered does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
-from rollbook.policies.base import Completion, FailureKind, Policy, Request
+from rollbook.policies.base import Completion, FailureKind, Message, Policy, Request
 
 _PUSH_BACK = frozenset({FailureKind.RATE_LIMIT, FailureKind.SERVER_ERROR, FailureKind.TIMEOUT})
 _BURST_SECONDS = 1.0
@@ -87,7 +89,8 @@ class ThrottledPolicy:
         if (wait := max(waits)) > 0:
             await self._wait_turn(wait, request)
         completion = await self._policy.act(request)
-        used = completion.usage.input_tokens + completion.usage.output_tokens
+        usage = completion.usage
+        used = usage.input_tokens + usage.output_tokens if usage.is_known else _used(request, completion)
         if self._tokens is not None:
             self._tokens.take(used - guess)
         self._usual_tokens += 0.1 * (used - self._usual_tokens) if self._usual_tokens else used
@@ -111,6 +114,20 @@ class ThrottledPolicy:
 
 def _rough_tokens(request: Request) -> float:
     """Four characters a token, and as much for the answer as it may take."""
-    asked = sum(len(str(message.get("content") or "")) for message in request.messages) / _CHARACTERS_A_TOKEN
     most = request.params.get("max_output_tokens")
-    return asked + (most if isinstance(most, int | float) else 0)
+    return _by_length(request.messages) + (most if isinstance(most, int | float) else 0)
+
+
+def _used(request: Request, completion: Completion) -> float:
+    """By what the server sent, if not usage."""
+    sampled = completion.token_ids or completion.logprobs
+    said = len(sampled) if sampled else _by_length([completion.message])
+    return _by_length(request.messages) + said
+
+
+def _by_length(messages: Sequence[Message]) -> float:
+    written = ("content", "reasoning_content", "tool_calls")
+    return (
+        sum(len(str(message.get(name) or "")) for message in messages for name in written)
+        / _CHARACTERS_A_TOKEN
+    )

@@ -165,3 +165,42 @@ def test_readers_of_rows_take_usage_that_is_null(
     assert stats["rows"] == 4
     said_by("data", "sft", "out.jsonl", "-o", "train.jsonl", cwd=tmp_path)
     assert len((tmp_path / "train.jsonl").read_bytes().splitlines()) == 4
+
+
+FAILS_ON_THE_SECOND_TURN = """
+from rollbook.envs import Environment, Feedback
+
+class Fragile(Environment):
+    turn = 0
+
+    def step(self, message):
+        self.turn += 1
+        if self.turn == 2:
+            raise OSError("the tool broke")
+        return Feedback(done=False, messages=[{"role": "user", "content": "and then?"}])
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_failed_attempts_used_is_counted_and_paid_for(tmp_path: Path, workers: int) -> None:
+    small_input(tmp_path, 2)
+    (tmp_path / "own.py").write_text(FAILS_ON_THE_SECOND_TURN)
+    body = BY_PARITY.replace("if request.turn % 2 == 0 else Usage()", "")
+    agent = {"env": {"name": f"{tmp_path}/own.py:Fragile"}, "policy": script(tmp_path, body)}
+    (tmp_path / "rollbook.yaml").write_text(yaml.safe_dump({"agents": {"a": agent}}))
+    retry = ("retry.environment=3", "retry.first_wait_s=0", f"workers={workers}")
+    ended = subprocess.run(command(tmp_path, *PRICES, *retry), cwd=tmp_path, capture_output=True, check=False)
+    assert ended.returncode == 3, ended.stderr
+    progress = read_progress(tmp_path / "out_progress.json")
+    assert (progress.done, progress.input_tokens, progress.output_tokens) == (0, 0, 0)
+    attempts = 2 * 3
+    assert progress.failures == {"environment": attempts}
+    assert (progress.lost_input_tokens, progress.lost_output_tokens) == (attempts * 2 * 5, attempts * 2 * 3)
+    assert progress.cost == pytest.approx((60 * 10 + 36 * 100) / 1e6)
+    failed = results(tmp_path / "out_failures.jsonl")
+    used = [(tried["input_tokens"], tried["output_tokens"]) for one in failed for tried in one["attempts"]]
+    assert used == [(10, 6)] * attempts
+    shown = subprocess.run(
+        [*ROLLBOOK, "status", str(tmp_path / "out.jsonl")], capture_output=True, text=True, check=False
+    )
+    assert "lost:       60 in, 36 out, in attempts of the last session that failed" in shown.stdout

@@ -142,6 +142,12 @@ def _number_lines(collection: dict[str, Any]) -> list[str]:
             f"tokens:     {collection.get('input_tokens')} in, {collection['output_tokens']} out{cost}"
             + (f" (they {left_out(without)})" if without else "")
         )
+    seen, said = collection.get("lost_input_tokens"), collection.get("lost_output_tokens")
+    if seen or said:
+        lines.append(
+            f"lost:       {seen} in, {said} out, in attempts of the last session that failed"
+            + ("; the cost counts them" if collection.get("cost") is not None else "")
+        )
     kinds = ", ".join(f"{kind} {count}" for kind, count in (collection.get("failures") or {}).items())
     if kinds or collection.get("failed"):
         given_up = f"{collection.get('failed')} given up"

@@ -72,6 +72,9 @@ class LocalExecutor:
         except RolloutFailure as failure:
             outcome.failure, outcome.message = failure.kind, _said(failure)
             outcome.status, outcome.retry_after = failure.status, failure.retry_after
+            if failure.usage is not None:
+                outcome.input_tokens = believable(failure.usage.input_tokens)
+                outcome.output_tokens = believable(failure.usage.output_tokens)
         except NotSent:
             outcome.not_sent = True
         except BaseException as error:  # a bug in someone's code is that row's failure, not the run's

@@ -43,10 +43,12 @@ class Progress(msgspec.Struct, kw_only=True):
     rate_per_s: float  # over the last minute
     eta_s: float | None
     elapsed_s: float
-    input_tokens: int  # of the lines on the disk, as are cost and reward
+    input_tokens: int  # of the lines on the disk, as is the reward
     output_tokens: int
     without_usage: int = 0  # of the lines, those that tokens and cost leave out, or count in part
-    cost: float | None  # None without prices, or where no tokens are known
+    lost_input_tokens: int = 0  # of attempts that failed, this session
+    lost_output_tokens: int = 0
+    cost: float | None  # of all those; None without prices, or where no tokens are known
     reward_mean: float | None
     reward_std: float | None
     reward_count: int
@@ -69,6 +71,7 @@ class Tally:
         self.finished = self.given_up = 0
         self.failures: Counter[str] = Counter()
         self.reward, self.input_tokens, self.output_tokens, self.without_usage = done.totals()
+        self.lost_input_tokens = self.lost_output_tokens = 0
         self._output = output
         self._prices = prices
         self._started = time.monotonic()
@@ -94,6 +97,11 @@ class Tally:
         elif (place := int(self._chance.random() * self.finished)) < _LATENCIES_KEPT:
             self._latencies[place] = outcome.seconds  # a uniform sample of all so far
 
+    def add_failed_attempt(self, kind: str, outcome: Outcome) -> None:
+        self.failures[kind] += 1
+        self.lost_input_tokens += outcome.input_tokens
+        self.lost_output_tokens += outcome.output_tokens
+
     def snapshot(
         self, status: str, *, in_flight: int, waiting: int, concurrency: int, reason: str | None
     ) -> Progress:
@@ -117,6 +125,8 @@ class Tally:
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
             without_usage=self.without_usage,
+            lost_input_tokens=self.lost_input_tokens,
+            lost_output_tokens=self.lost_output_tokens,
             cost=self._cost(),
             reward_mean=self.reward.mean if self.reward.count else None,
             reward_std=self.reward.std if self.reward.count else None,
@@ -141,11 +151,11 @@ class Tally:
         return (self.finished - count) / (now - since) if now > since else 0.0
 
     def _cost(self) -> float | None:
-        are_known = self.input_tokens or self.output_tokens or not self.without_usage
-        if self._prices is None or not are_known:
+        seen = self.input_tokens + self.lost_input_tokens
+        said = self.output_tokens + self.lost_output_tokens
+        if self._prices is None or (seen + said == 0 and self.without_usage):
             return None
-        cost = self.input_tokens * self._prices.input + self.output_tokens * self._prices.output
-        return round(cost / 1e6, 6)
+        return round((seen * self._prices.input + said * self._prices.output) / 1e6, 6)
 
     def _percentiles(self) -> tuple[float | None, float | None]:
         if not self._latencies:

@@ -171,6 +171,8 @@ class Scheduler:
                 "kind": str(kind),
                 "message": outcome.message,
                 "status": outcome.status,
+                "input_tokens": outcome.input_tokens,
+                "output_tokens": outcome.output_tokens,
                 "seconds": round(outcome.seconds, 3),
                 "at": utc_now(),
             }

@@ -125,7 +125,7 @@ class ResultSink:
 
     def _count_failure(self, outcome: Outcome) -> None:
         kind = str(outcome.failure)
-        self.tally.failures[kind] += 1
+        self.tally.add_failed_attempt(kind, outcome)
         if kind not in self._said:
             self._said.add(kind)
             self._say(f"first {kind} failure: {outcome.message}")

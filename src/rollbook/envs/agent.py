@@ -81,10 +81,20 @@ class EnvironmentAgent:
 
     async def _play(self, environment: Environment, task: Task) -> Episode:
         start: Start = await _guarded(environment.start, task, returns=Start)
-        conversation = list(start.messages)
         episode = Episode(reward=0.0, messages=[], prompt=list(start.messages), tools=start.tools)
+        try:
+            await self._take_turns(environment, task, start, episode)
+        except RolloutFailure as failure:
+            failure.usage = episode.usage  # the replies until then are paid for all the same
+            raise
+        episode.steps[-1].episode_done = True
+        return episode
+
+    async def _take_turns(self, environment: Environment, task: Task, start: Start, episode: Episode) -> None:
+        conversation = list(start.messages)
         for turn in range(self._max_turns):
             completion = await self._policy.act(Request(conversation, start.tools, task.params, turn))
+            episode.usage.add(completion.usage)
             feedback: Feedback = await _guarded(environment.step, completion.message, returns=Feedback)
             reward = _number(feedback.reward, environment)
             self._note(episode, completion, turn)
@@ -95,16 +105,12 @@ class EnvironmentAgent:
             episode.messages += (completion.message, *feedback.messages)
             if feedback.done:
                 episode.stop_reason = feedback.stop_reason or completion.finish_reason
-                break
-        else:
-            episode.stop_reason = "max_turns"
-        episode.steps[-1].episode_done = True
-        return episode
+                return
+        episode.stop_reason = "max_turns"
 
     @staticmethod
     def _note(episode: Episode, completion: Completion, turn: int) -> None:
         usage = completion.usage
-        episode.usage.add(usage)
         episode.model = completion.model
         episode.completions.append(completion)
         episode.steps.append(Step(step_idx=turn, ob_len=usage.input_tokens, ac_len=usage.output_tokens))

@@ -38,6 +38,7 @@ class RolloutFailure(Exception):
     ) -> None:
         super().__init__(message)
         self.kind, self.status, self.retry_after = kind, status, retry_after
+        self.usage: Usage | None = None  # of the replies there were until then
 
 
 def is_for_the_task(error: BaseException) -> bool:

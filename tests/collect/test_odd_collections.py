@@ -334,3 +334,50 @@ def test_settings_that_were_mixed_knowingly_leave_a_trace(tmp_path: Path) -> Non
         for entry in manifest["earlier_meanings"]
     ]
     assert earlier == [(0.1, 2), (0.9, 4)]
+
+
+def manifest_of(directory: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = orjson.loads((directory / "out_manifest.json").read_bytes())
+    return manifest
+
+
+def test_a_session_with_nothing_to_do_changes_the_meaning_of_no_row(tmp_path: Path) -> None:
+    small_input(tmp_path, 3)
+    config(tmp_path)
+    run(tmp_path)
+    before = manifest_of(tmp_path)
+    assert run(tmp_path, "resume=always", "responses_create_params.temperature=1").done_before == 3
+    after = manifest_of(tmp_path)
+    for name in ("meaning", "earlier_meanings", "sessions", "coverage", "input_sha256"):
+        assert after[name] == before[name]
+    assert run(tmp_path).done == 3
+
+
+def test_another_input_of_which_everything_is_done_does_not_become_that_of_the_rows(tmp_path: Path) -> None:
+    small_input(tmp_path, 3)
+    config(tmp_path)
+    run(tmp_path)
+    before = manifest_of(tmp_path)
+    other = write_rows(tmp_path / "other.jsonl", [row("t2"), row("t0")])
+    assert run(tmp_path, "resume=always", f"input_jsonl_fpath={other}").done_before == 2
+    assert manifest_of(tmp_path) == before
+    small_input(tmp_path, 4)  # one row more, so that the journal decides which one is missing
+    assert run(tmp_path).done_before == 3
+    assert_exactly_once(tmp_path / "out.jsonl", expected_keys(4))
+
+
+def test_a_session_that_wrote_no_line_leaves_no_meaning_behind(tmp_path: Path) -> None:
+    small_input(tmp_path, 3)
+    broken = tmp_path / "broken"
+    body = f"if pathlib.Path({str(broken)!r}).exists():\n    raise ValueError('no')\nreturn '2'"
+    config(tmp_path, script(tmp_path, body))
+    run(tmp_path, "limit=1")
+    mixed = ("resume=always", "responses_create_params.temperature=1", "retry.bad_answer=1")
+    broken.touch()
+    assert run(tmp_path, *mixed).failed == 2
+    broken.unlink()
+    assert run(tmp_path, "limit=2").done == 2  # under the first meaning, the only one that a row has
+    assert (manifest_of(tmp_path)["earlier_meanings"], manifest_of(tmp_path)["sessions"]) == ([], 3)
+    assert run(tmp_path, *mixed).done == 3
+    with pytest.raises(UsageError, match=r"temperature: was 1, now \(absent\)"):
+        run(tmp_path)

@@ -22,7 +22,7 @@ from rollbook.collect.executor import Executor, LocalExecutor, local_executor
 from rollbook.collect.input_check import InputCheck, begin_check
 from rollbook.collect.limits import Concurrency
 from rollbook.collect.loop import event_loop
-from rollbook.collect.manifest import write_manifest
+from rollbook.collect.manifest import Manifest, write_manifest
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.plan import Plan
 from rollbook.collect.prepare import Outlook, Prepared, outlook, prepare
@@ -69,19 +69,24 @@ def collect(
         with loop as runner:
             progress: Progress = runner.run(_collect(settings, files, prepared, show, say, began))
         opened.enter_context(_term_interrupts())
-        prepared.manifest.coverage = {
-            "expected": progress.expected,
-            "ok": progress.done,
-            "failed": progress.failed,
-            "missing": progress.missing,
-        }
-        write_manifest(files.manifest, prepared.manifest)
+        if not prepared.keeps_manifest:
+            _write_coverage(files, prepared.manifest, progress)
         prepared.output.close()
         if progress.missing == 0:
             from rollbook.collect.finish import finish  # and numpy with it, which the start need not wait for
 
             finish(files, prepared.plan, ordered=settings.ordered)
     return progress
+
+
+def _write_coverage(files: CollectionFiles, manifest: Manifest, progress: Progress) -> None:
+    manifest.coverage = {
+        "expected": progress.expected,
+        "ok": progress.done,
+        "failed": progress.failed,
+        "missing": progress.missing,
+    }
+    write_manifest(files.manifest, manifest)
 
 
 def look_ahead(settings: CollectSettings, *, is_to_begin: bool = False) -> Outlook:
@@ -196,7 +201,7 @@ def _sink(
     return ResultSink(
         files,
         prepared.output,
-        prepared.done.entries,
+        prepared.known,
         Tally(files.output, prepared.plan.expected, prepared.done, settings.prices),
         max_failure_rate=settings.max_failure_rate,
         min_samples=settings.min_samples,

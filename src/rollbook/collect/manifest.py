@@ -28,6 +28,7 @@ class EarlierMeaning(msgspec.Struct):
 
     meaning: dict[str, Any]
     until_session: int  # the last one, counted from 1
+    until_byte: int | None = None  # of the output
 
 
 class Manifest(msgspec.Struct, kw_only=True):
@@ -79,12 +80,24 @@ def drift(old: Manifest, new: Manifest, *, same_input: bool) -> list[ConfigChang
     return diff_configs(*sides)
 
 
-def go_on_from(old: Manifest, new: Manifest) -> None:
+def go_on_from(old: Manifest, new: Manifest, output_bytes: int) -> None:
     """Make `new` the manifest of the session after `old`'s, with a trace of what is mixed in one file."""
     new.sessions, new.created_at = old.sessions + 1, old.created_at
     new.earlier_meanings = list(old.earlier_meanings)
     if drift(old, new, same_input=True):
-        new.earlier_meanings.append(EarlierMeaning(old.meaning, old.sessions))
+        new.earlier_meanings.append(EarlierMeaning(old.meaning, old.sessions, output_bytes))
+
+
+def stay_as(old: Manifest, new: Manifest) -> None:
+    """Make `new` the manifest after a session without anything to do, which changed the meaning of no row."""
+    new.sessions, new.created_at = old.sessions, old.created_at
+    new.meaning, new.earlier_meanings = old.meaning, old.earlier_meanings
+
+
+def forget_unused_meaning(manifest: Manifest, output_bytes: int) -> None:
+    """A session that ended before its first line was written leaves a meaning that no row has."""
+    if manifest.earlier_meanings and manifest.earlier_meanings[-1].until_byte == output_bytes:
+        manifest.meaning = manifest.earlier_meanings.pop().meaning
 
 
 def refuse_drift(output: Path, changes: list[ConfigChange]) -> None:

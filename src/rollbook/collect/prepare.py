@@ -10,14 +10,23 @@ from __future__ import annotations
 
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from rollbook.collect.executor import LocalExecutor, local_executor
 from rollbook.collect.input_check import InputCheck, begin_check, begin_check_of
 from rollbook.collect.journal import Done
-from rollbook.collect.manifest import Manifest, drift, go_on_from, read_manifest, refuse_drift, write_manifest
+from rollbook.collect.manifest import (
+    Manifest,
+    drift,
+    forget_unused_meaning,
+    go_on_from,
+    read_manifest,
+    refuse_drift,
+    stay_as,
+    write_manifest,
+)
 from rollbook.collect.own_tasks import count_tasks, write_tasks
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.plan import Plan
@@ -26,6 +35,9 @@ from rollbook.envs.agents import describe_agent, import_policy, make_tasks
 from rollbook.errors import UsageError
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.locks import FileLock
+
+if TYPE_CHECKING:
+    from rollbook.collect.journal import Entries
 
 _LONG_DIGEST = 512 << 20  # bytes that take a moment
 
@@ -39,6 +51,12 @@ class Prepared(NamedTuple):
     output: JsonlWriter
     executor: LocalExecutor  # shows that the settings can work; other processes build their own
     has_manifest: bool  # on the disk
+    keeps_manifest: bool  # of another input than this one, of which there is nothing to do
+
+    @property
+    def known(self) -> Entries | None:
+        """What the journal begins with: its row numbers must not meet the manifest of another input."""
+        return None if self.keeps_manifest else self.done.entries
 
     def write_manifest(self, path: Path) -> None:
         """Before the first line of results, which could not be resumed without it. Waits for the digest."""
@@ -74,13 +92,21 @@ def prepare(
     later = old is None and check.file.is_file() and check.file.stat().st_size < _LONG_DIGEST
     plan = _plan(settings, check, digest_can_wait=later)
     same_input = _compare(settings, files, plan, manifest, old)
+    goes_on = old is not None and _has_results(files)
     executor = executor or local_executor(settings)  # after a check, which is quicker than some environments
     output = opened.enter_context(JsonlWriter(files.output, check=False, lock=lock))
     done = _done(files, plan, same_input=same_input)
     if not same_input:  # its row numbers must not meet the manifest of another input
         files.journal.unlink(missing_ok=True)
-    prepared = Prepared(plan, done, manifest, output, executor, has_manifest=not later)
-    if prepared.has_manifest:
+    nothing_to_do = done.count == plan.expected
+    if old is not None and goes_on:
+        if nothing_to_do:
+            stay_as(old, manifest)
+        else:
+            go_on_from(old, manifest, output.position)
+    keeps = goes_on and nothing_to_do and not same_input
+    prepared = Prepared(plan, done, manifest, output, executor, has_manifest=not later, keeps_manifest=keeps)
+    if prepared.has_manifest and not keeps:
         prepared.write_manifest(files.manifest)
     return prepared
 
@@ -124,6 +150,8 @@ def _last_manifest(settings: CollectSettings, files: CollectionFiles) -> Manifes
             f"{manifest} belongs to {other.name}, and {files.output.name} would share it; "
             "choose an output_jsonl_fpath that differs before its ending"
         )
+    if old is not None and _has_results(files):
+        forget_unused_meaning(old, files.output.stat().st_size)
     return old
 
 
@@ -154,7 +182,6 @@ def _compare(
     if _has_results(files) and old is not None:
         new.input_sha256 = plan.sha256
         _refuse_changes(settings, files, new, old, same_input=same_input)
-        go_on_from(old, new)
     return same_input
 
 

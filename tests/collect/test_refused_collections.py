@@ -222,6 +222,29 @@ def test_a_compressed_input_is_refused_with_what_to_type(name: str, tmp_path: Pa
         run(tmp_path, f"input_jsonl_fpath={path}")
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "o.parquet",
+            "/o.jsonl, and when it is complete type rollbook data merge .*/o.jsonl -o .*/o_copy.parquet$",
+        ),
+        ("o.jsonl.gz", "/o.jsonl, and .* -o .*/o_copy.jsonl.gz$"),
+        ("o.ZST", "/o.jsonl, and .* -o .*/o_copy.jsonl.zst$"),
+        ("o.jsonl.bz2", "/o.jsonl$"),
+        ("o.v2.xz", "/o.v2.jsonl$"),
+        ("o.csv", "/o.jsonl$"),
+        ("o.arrow", "/o.jsonl$"),
+    ],
+)
+def test_an_output_named_as_another_format_is_refused(name: str, said: str, tmp_path: Path) -> None:
+    small_input(tmp_path, 2)
+    config(tmp_path)
+    with pytest.raises(UsageError, match=rf"not as {Path(name).suffix.lower()}; write .*{said}"):
+        run(tmp_path, f"output_jsonl_fpath={tmp_path / name}")
+    assert files_of(tmp_path) == set()
+
+
 def test_a_pipe_is_refused_with_what_to_do(tmp_path: Path) -> None:
     config(tmp_path)
     os.mkfifo(tmp_path / "in.jsonl")

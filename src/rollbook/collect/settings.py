@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,8 @@ _TEXTS = ("agent_name", "input_jsonl_fpath", "output_jsonl_fpath")
 _SAMPLING = {"temperature", "top_p", "top_k", "min_p", "max_output_tokens", "stop", "reasoning"}
 _SAMPLING |= {"presence_penalty", "frequency_penalty", "repetition_penalty", "top_logprobs", "tool_choice"}
 _OTHER_NAMES = dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens"), "max_output_tokens")
+_OTHER_FORMATS = {".parquet", ".arrow", ".feather", ".csv", ".tsv", ".gz", ".zst", ".bz2", ".xz", ".zip"}
+_MADE_OF_LINES = {".parquet": ".parquet", ".gz": ".jsonl.gz", ".zst": ".jsonl.zst"}  # by `rollbook data`
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 Resume = Literal["never", "if-possible", "always"]
 
@@ -73,6 +76,7 @@ class CollectSettings(msgspec.Struct, kw_only=True):
     prices: Prices | None = None
 
     def __post_init__(self) -> None:
+        _refuse_other_formats(Path(self.output_jsonl_fpath))
         for name in ("limit", "num_repeats", "num_samples_in_parallel", "workers", "min_samples"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -102,6 +106,24 @@ class CollectSettings(msgspec.Struct, kw_only=True):
             near = difflib.get_close_matches(self.agent_name, self.agents, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.agents)}"
             raise UsageError(f"agent_name {self.agent_name!r} is not among the agents; {hint}") from None
+
+
+def _refuse_other_formats(output: Path) -> None:
+    """An output is read and gone on with line by line, so it is never written in another format."""
+    ending = output.suffix.lower()
+    if ending not in _OTHER_FORMATS:
+        return
+    stem = output.with_suffix("")
+    plain = output.with_name(f"{stem.stem if stem.suffix in ('.jsonl', '.json') else stem.name}.jsonl")
+    convert = ""
+    if ending in _MADE_OF_LINES:
+        copy = plain.with_name(f"{plain.stem}_copy{_MADE_OF_LINES[ending]}")
+        words = shlex.join(["rollbook", "data", "merge", str(plain), "-o", str(copy)])
+        convert = f", and when it is complete type {words}"
+    raise UsageError(
+        f"output_jsonl_fpath={output}: a collection is written as JSON lines, not as {ending}; "
+        f"write output_jsonl_fpath={shlex.quote(str(plain))}{convert}"
+    )
 
 
 def load_settings(words: Sequence[str], *, config: Path | None = None) -> CollectSettings:

@@ -127,7 +127,6 @@ def test_a_full_disk_shortens_the_journal_and_leaves_no_gap(files: Files) -> Non
     ("line", "why"),
     [
         (b'{"id":"foreign"}\n', "does not begin with '_rb_key'"),
-        (b"\n", "a blank line"),
         (b'{"_rb_key":"t0#0"}{"_rb_key":"t1#0"}\n', "glued together"),
         (b'{"_rb_key":"t0#0","reward":\n', "not valid JSON"),
         (b'{"_rb_key":"\xff#0"}\n', "not valid JSON"),
@@ -140,6 +139,20 @@ def test_a_line_that_cannot_be_is_named(files: Files, line: bytes, why: str) -> 
     files.journal.unlink()
     with pytest.raises(BadLineError, match=rf"out\.jsonl:6: .*{why}"):
         files.find()
+
+
+@pytest.mark.parametrize("blank", [b"\n", b"  \t\r\n", b"\n\n\n"])
+@pytest.mark.parametrize("place", [0, 5, 9, 10])
+def test_blank_lines_are_no_lines(files: Files, blank: bytes, place: int) -> None:
+    lines = files.lines()
+    files.output.write_bytes(b"".join([*lines[:place], blank, *lines[place:]]))
+    found = files.find()
+    assert (found.count, found.unknown) == (10, 0)
+    Journal(files.journal, found.entries).close()
+    files.output.write_bytes(files.output.read_bytes() + blank)
+    assert files.find().count == 10
+    files.output.write_bytes(b"".join(lines[1:]))
+    assert files.find().count == 9
 
 
 def test_a_record_inside_a_record_is_none_of_the_scans_business(files: Files) -> None:

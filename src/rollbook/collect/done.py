@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from rollbook.collect.journal import ENTRY_FIELDS, Done
-from rollbook.collect.output_scan import line_at, scan
+from rollbook.collect.output_scan import line_at, scan, take_out
 from rollbook.errors import BadLineError
 from rollbook.records.row_keys import KEY, key_of
 
@@ -95,8 +95,10 @@ def _refuse_duplicates(output: Path, places: Ints, entries: Entries) -> None:
     same = np.flatnonzero(places[order][1:] == places[order][:-1])
     if len(same):
         first, second = (int(entries["end"][order[same[0] + step]]) - 1 for step in (0, 1))
+        number = line_at(output, second)
         raise BadLineError(
             output,
-            line_at(output, second),
-            f"the same key stands on line {line_at(output, first)} already; remove one of the two",
+            number,
+            f"the same key stands on line {line_at(output, first)} already; keep that one and type "
+            f"{take_out(output, number)}, then the same command again",
         )

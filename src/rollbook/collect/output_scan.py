@@ -2,11 +2,13 @@
 
 Lines as a collector writes them are decoded by the block, in a large file by all cores. A block with
 something odd in it is read line by line, and what cannot be a line of a collection is refused by its number.
+A blank line is none: its bytes count as the beginning of the line behind it.
 """
 
 from __future__ import annotations
 
 import math
+import shlex
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,6 +102,8 @@ def _scan_part(output: Path, start: int, end: int) -> Scanned:
 
 def _take_lines(found: Scanned, output: Path, start: int, length: int) -> None:
     for line in read_lines(output, start=start, end=start + length):
+        if not line.data.strip():
+            continue
         try:
             row = orjson.loads(line.data)
         except orjson.JSONDecodeError:
@@ -123,10 +127,21 @@ def _response_of(row: dict[str, Any]) -> _Response | None:
 
 def _refuse(output: Path, line: Line) -> NoReturn:
     number = line_at(output, line.start)
-    check_line(output, line._replace(number=number))
+    why = f"does not begin with {KEY!r}: not a line of this collection. Choose another output, or else"
+    try:
+        check_line(output, line._replace(number=number))
+    except BadLineError as error:
+        why = f"{error.why};"
     raise BadLineError(
-        output, number, f"does not begin with {KEY!r}: not a line of this collection. Choose another output"
+        output,
+        number,
+        f"{why} type {take_out(output, number)} and the same command again, which collects what is missing",
     )
+
+
+def take_out(output: Path, number: int) -> str:
+    """The command that does; of the file itself, for sed puts a new file in the place of a link."""
+    return f"sed -i '{number}d' {shlex.quote(str(output.resolve()))}"
 
 
 def line_at(path: Path, offset: int) -> int:

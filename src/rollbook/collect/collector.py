@@ -11,7 +11,6 @@ import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +115,8 @@ async def _collect(
         began(plan)  # before anything that bears the time at which it began
         sink = _sink(settings, files, prepared, say)
         opened.callback(sink.close)
-        session = _Session(settings, files, plan.items(done.flags), executor, sink, show)
-        return await session.run(say, opened.aclose)
+        session = _Session(settings, files, plan.items(done.flags), executor, sink, show, say)
+        return await session.run(opened.aclose)
 
 
 class _Session:
@@ -131,14 +130,15 @@ class _Session:
         executor: Executor,
         sink: ResultSink,
         show: Show,
+        say: Callable[[str], None],
     ) -> None:
         self._sink, self._progress_file, self._show = sink, files.progress, show
         self._stop_after = settings.stop_after
         self._concurrency = Concurrency(settings.num_samples_in_parallel, adaptive=settings.adaptive)
         self._scheduler = Scheduler(items, executor, sink, self._concurrency, settings.retry)
-        self._drain = _Drain(self._scheduler, sink)
+        self._drain = _Drain(self._scheduler, sink, say, settings.drain_for)
 
-    async def run(self, say: Callable[[str], None], close: Callable[[], Awaitable[None]]) -> Progress:
+    async def run(self, close: Callable[[], Awaitable[None]]) -> Progress:
         """`close` what is open, which may take a while: before the last word on how it stands."""
         background = [
             asyncio.ensure_future(work) for work in (self._sink.commit_forever(), self._report_forever())
@@ -146,9 +146,9 @@ class _Session:
         winding_down = False
         try:
             self._report("running")
-            with _drain_on_signals(self._drain, say):
-                _drain_later(self._drain, self._stop_after)
-                await _until_done(self._scheduler, background)
+            with _drain_on_signals(self._drain):
+                with self._drain.after(self._stop_after):
+                    await _until_done(self._scheduler, background)
                 winding_down = True
                 return await self._wind_down(background, close)
         except BaseException:
@@ -180,7 +180,7 @@ class _Session:
             in_flight=self._scheduler.in_flight,
             waiting=self._scheduler.waiting,
             concurrency=self._concurrency.limit,
-            reason=self._sink.should_stop(),
+            reason=self._drain.reason,
         )
         write_progress(self._progress_file, progress)
         self._show(progress)
@@ -210,12 +210,6 @@ def _sink(
     )
 
 
-def _drain_later(drain: _Drain, stop_after: str | None) -> None:
-    if stop_after is not None:
-        timer = partial(drain, f"stop_after={stop_after} is over")
-        asyncio.get_running_loop().call_later(seconds(stop_after), timer)
-
-
 async def _until_done(scheduler: Scheduler, background: list[asyncio.Task[None]]) -> None:
     """Run the scheduler; if committing fails (a full disk), stop with that error, not blindly on."""
     running = asyncio.ensure_future(scheduler.run())
@@ -237,20 +231,62 @@ async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
 
 
 class _Drain:
-    """Start nothing new, because someone asked for it (and not because too much had failed)."""
+    """Start nothing new, because someone asked for it (and not because too much had failed).
 
-    def __init__(self, scheduler: Scheduler, sink: ResultSink) -> None:
-        self.scheduler, self._sink = scheduler, sink
+    What is in flight may finish, within `drain_for` if that is given; then it is let go.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, sink: ResultSink, say: Callable[[str], None], drain_for: str | None
+    ) -> None:
+        self._scheduler, self._sink, self._say, self._drain_for = scheduler, sink, say, drain_for
+        self._stop_timer: asyncio.TimerHandle | None = None
+        self._let_go_timer: asyncio.TimerHandle | None = None
+        self._let_go_of = 0
         self.asked = False
 
-    def __call__(self, reason: str) -> None:
+    @property
+    def reason(self) -> str | None:
+        """Why nothing new is started, if so, and what became of the rest."""
+        why = self._sink.should_stop()
+        return f"{why}, {self._let_go_of} let go {self._drain_for} later" if self._let_go_of else why
+
+    def __call__(self, heard: str, reason: str, way_out: str = "") -> None:
+        flying = self._scheduler.in_flight
+        self._say(f"{heard}: nothing new is started, {flying} in flight may finish{way_out}")
         self.asked = self.asked or self._sink.should_stop() is None
         self._sink.stop(reason)
-        self.scheduler.drain()
+        self._scheduler.drain()
+        if self._drain_for is not None and self._let_go_timer is None:
+            loop = asyncio.get_running_loop()
+            self._let_go_timer = loop.call_later(seconds(self._drain_for), self._let_go)
+
+    @contextmanager
+    def after(self, stop_after: str | None) -> Iterator[None]:
+        """Drain when this time is over, unless whatever goes on in the context ends before."""
+        if stop_after is not None:
+            loop = asyncio.get_running_loop()
+            self._stop_timer = loop.call_later(seconds(stop_after), self._time_is_over, stop_after)
+        try:
+            yield
+        finally:
+            for timer in (self._stop_timer, self._let_go_timer):
+                if timer is not None:
+                    timer.cancel()
+
+    def _time_is_over(self, stop_after: str) -> None:
+        if not self.asked:
+            self(f"stop_after={stop_after} is over", f"stop_after={stop_after} is over")
+
+    def _let_go(self) -> None:
+        if flying := self._scheduler.in_flight:
+            self._let_go_of = flying
+            self._say(f"drain_for={self._drain_for} is over: {flying} in flight are let go")
+            self._scheduler.let_go()
 
 
 @contextmanager
-def _drain_on_signals(drain: _Drain, say: Callable[[str], None]) -> Any:
+def _drain_on_signals(drain: _Drain) -> Any:
     """The first INT or TERM lets what is in flight finish; the second ends everything at once."""
     loop = asyncio.get_running_loop()
     running = asyncio.current_task()
@@ -262,9 +298,7 @@ def _drain_on_signals(drain: _Drain, say: Callable[[str], None]) -> Any:
         if heard > 1 and running is not None:
             running.cancel(f"{name} again")
             return
-        flying = drain.scheduler.in_flight
-        say(f"{name}: nothing new is started, {flying} in flight may finish; again to stop now")
-        drain(f"{name} received")
+        drain(name, f"{name} received", "; again to stop now")
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     for number in numbers:

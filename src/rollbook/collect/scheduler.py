@@ -57,6 +57,7 @@ class Scheduler:
         self._error: BaseException | None = None
         self._exhausted = False
         self._draining = False
+        self._lets_go = False
         self._ending = False
         self._order = 0
 
@@ -74,11 +75,18 @@ class Scheduler:
         self._executor.drain()
         self._wake.set()
 
+    def let_go(self) -> None:
+        """End without waiting for what is in flight, which is left undone."""
+        self._lets_go = True
+        self._wake.set()
+
     async def run(self) -> None:
         try:
             while self._error is None:
                 self._wake.clear()
                 self._fill()
+                if self._lets_go:
+                    return
                 if not self._flying and (self._draining or self._is_finished()):
                     return
                 await self._sleep()

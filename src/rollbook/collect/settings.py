@@ -29,6 +29,7 @@ _SAMPLING |= {"presence_penalty", "frequency_penalty", "repetition_penalty", "to
 _OTHER_NAMES = dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens"), "max_output_tokens")
 _OTHER_FORMATS = {".parquet", ".arrow", ".feather", ".csv", ".tsv", ".gz", ".zst", ".bz2", ".xz", ".zip"}
 _MADE_OF_LINES = {".parquet": ".parquet", ".gz": ".jsonl.gz", ".zst": ".jsonl.zst"}  # by `rollbook data`
+_DURATIONS = {"stop_after": "stop_after (--stop-after)", "drain_for": "drain_for"}
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 Resume = Literal["never", "if-possible", "always"]
 
@@ -73,6 +74,7 @@ class CollectSettings(msgspec.Struct, kw_only=True):
     max_failure_rate: float = 0.5
     min_samples: int = 100
     stop_after: str | None = None  # 3h50m
+    drain_for: str | None = None  # how long what is in flight may take once nothing new is started
     prices: Prices | None = None
 
     def __post_init__(self) -> None:
@@ -87,11 +89,12 @@ class CollectSettings(msgspec.Struct, kw_only=True):
                 raise ValueError(f"{name} must be more than 0, not {value}; leave it out for no limit")
         if not 0 <= self.max_failure_rate <= 1:
             raise ValueError(f"max_failure_rate is a share between 0 and 1, not {self.max_failure_rate}")
-        if self.stop_after is not None:
+        for name, shown in _DURATIONS.items():
+            value = getattr(self, name)
             try:
-                seconds(self.stop_after)
+                seconds("0s" if value is None else value)
             except UsageError as error:
-                raise UsageError(f"stop_after (--stop-after): {error}") from None
+                raise UsageError(f"{shown}: {error}") from None
 
     @property
     def agent(self) -> AgentSettings:
@@ -137,8 +140,9 @@ def load_settings(words: Sequence[str], *, config: Path | None = None) -> Collec
         values = merge(values, read_yaml(Path(words[0])))
         words = words[1:]
     values = merge(values, parse_words(words)) | _texts(words)
-    if isinstance(values.get("stop_after"), int | float):
-        values["stop_after"] = str(values["stop_after"])  # `90` in YAML: as wrong as "90", and told so
+    for name in _DURATIONS:
+        if isinstance(values.get(name), int | float):
+            values[name] = str(values[name])  # `90` in YAML: as wrong as "90", and told so
     for name in ("agent_name", "output_jsonl_fpath"):
         if values.get(name) is None:
             raise UsageError(f"{name} is missing; add {name}=...")

@@ -1,0 +1,106 @@
+"""Draining: nothing new is started, what is in flight may finish, and somebody is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import orjson
+import pytest
+
+from collecting import (
+    PATIENCE,
+    assert_exactly_once,
+    command,
+    config,
+    expected_keys,
+    keys,
+    run,
+    script,
+    settings,
+    small_input,
+    start,
+)
+from fake_servers import serving_bytes
+from rollbook.collect.progress import read_progress
+from rollbook.errors import UsageError
+
+# Rows that ask for it are never done.
+HANGS = """
+here = pathlib.Path(__file__).parent
+if request.messages[0]["content"] == "hang" and not (here / "answers").exists():
+    (here / f"{id(request)}_{os.getpid()}.hangs").touch()
+    await asyncio.sleep(3600)
+return "2"
+"""
+
+
+def lines_in(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_a_drain_ends_in_order_though_the_server_hangs(tmp_path: Path) -> None:
+    small_input(tmp_path, 9)
+
+    async def collected() -> subprocess.CompletedProcess[str]:
+        async with serving_bytes(None) as url:
+            config(tmp_path, {"kind": "openai", "base_url": url, "model": "m"})
+            words = ("stop_after=0.3s", "drain_for=0.2s", "num_samples_in_parallel=4")
+            return await asyncio.to_thread(command, tmp_path, *words)
+
+    ended = asyncio.run(collected())
+    assert ended.returncode == 3, ended.stderr
+    assert "stop_after=0.3s is over: nothing new is started, 4 in flight may finish\n" in ended.stderr
+    assert "drain_for=0.2s is over: 4 in flight are let go\n" in ended.stderr
+    assert "stop_after=0.3s is over, 4 let go 0.2s later; type the same command to go on" in ended.stdout
+    progress = read_progress(tmp_path / "out_progress.json")
+    assert (progress.status, progress.in_flight, progress.missing, progress.failures) == ("stopped", 0, 9, {})
+    assert progress.reason == "stop_after=0.3s is over, 4 let go 0.2s later"
+    assert (tmp_path / "out_failures.jsonl").read_bytes() == b""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_drain_let_go_is_collected_by_the_next_session(workers: int, tmp_path: Path) -> None:
+    small_input(tmp_path, 4)
+    rows = (tmp_path / "in.jsonl").read_bytes().splitlines(keepends=True)
+    asked = b"What is 1 + 1?"
+    (tmp_path / "in.jsonl").write_bytes(
+        b"".join(rows[:2] + [row.replace(asked, b"hang") for row in rows[2:]])
+    )
+    config(tmp_path, script(tmp_path, HANGS))
+    process = start(tmp_path, "drain_for=0.05s", f"workers={workers}")
+    while lines_in(tmp_path / "out.jsonl") < 2 or len(list(tmp_path.glob("*.hangs"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 3, said
+    assert "SIGTERM: nothing new is started" in said
+    progress = read_progress(tmp_path / "out_progress.json")
+    assert (progress.status, progress.reason) == ("stopped", "SIGTERM received, 2 let go 0.05s later")
+    assert sorted(keys(tmp_path / "out.jsonl")) == ["t0#0", "t1#0"]
+    assert orjson.loads((tmp_path / "out_manifest.json").read_bytes())["coverage"]["missing"] == 2
+    (tmp_path / "answers").touch()
+    assert run(tmp_path).done_before == 2
+    assert_exactly_once(tmp_path / "out.jsonl", expected_keys(4))
+
+
+def test_a_drain_that_is_done_in_time_lets_nothing_go(tmp_path: Path) -> None:
+    small_input(tmp_path, 1000)
+    config(tmp_path, script(tmp_path, "await asyncio.sleep(0.02)\nreturn '2'"))
+    said: list[str] = []
+    words = ("stop_after=0.2s", "drain_for=1h", "num_samples_in_parallel=4")
+    progress = run(tmp_path, *words, said=said)
+    assert said == ["stop_after=0.2s is over: nothing new is started, 4 in flight may finish"]
+    assert (progress.status, progress.reason) == ("stopped", "stop_after=0.2s is over")
+
+
+@pytest.mark.parametrize("name", ["stop_after", "drain_for"])
+@pytest.mark.parametrize("value", ["90", "soon"])
+def test_a_time_that_is_no_duration_is_refused_by_its_name(name: str, value: str, tmp_path: Path) -> None:
+    config(tmp_path)
+    with pytest.raises(UsageError, match=rf"{name}.*: '{value}' is not a duration; write "):
+        settings(tmp_path, f"{name}={value}")

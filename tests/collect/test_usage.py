@@ -189,7 +189,7 @@ def test_what_failed_attempts_used_is_counted_and_paid_for(tmp_path: Path, worke
     agent = {"env": {"name": f"{tmp_path}/own.py:Fragile"}, "policy": script(tmp_path, body)}
     (tmp_path / "rollbook.yaml").write_text(yaml.safe_dump({"agents": {"a": agent}}))
     retry = ("retry.environment=3", "retry.first_wait_s=0", f"workers={workers}")
-    ended = subprocess.run(command(tmp_path, *PRICES, *retry), cwd=tmp_path, capture_output=True, check=False)
+    ended = command(tmp_path, *PRICES, *retry)
     assert ended.returncode == 3, ended.stderr
     progress = read_progress(tmp_path / "out_progress.json")
     assert (progress.done, progress.input_tokens, progress.output_tokens) == (0, 0, 0)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import shlex
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import orjson
@@ -20,6 +22,7 @@ from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.progress import Tally
 from rollbook.collect.retry import Attempts
 from rollbook.collect.rows import Item, Outcome
+from rollbook.errors import BadLineError
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.plain import encode, utc_now
 from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX, key_of
@@ -48,7 +51,7 @@ class ResultSink:
         self._manifest = manifest
         self._waiting: list[Outcome] | None = []  # for the manifest
         self._output = output
-        self._failures = JsonlWriter(files.failures)
+        self._failures = _failures_writer(files.failures)
         self._journal = Journal(files.journal, known)
         self._max_failure_rate, self._min_samples = max_failure_rate, min_samples
         self._say = say
@@ -139,6 +142,16 @@ class ResultSink:
                 f"{self.tally.given_up} of {tried} rollouts failed, more than max_failure_rate="
                 f"{self._max_failure_rate}; the first reasons stand above and in the failures file"
             )
+
+
+def _failures_writer(path: Path) -> JsonlWriter:
+    try:
+        return JsonlWriter(path)
+    except BadLineError as error:
+        aside = shlex.join(["mv", str(path), f"{path}.bad"])
+        raise BadLineError(
+            path, error.line, f"{error.why}; results do not depend on it: type {aside}, then the same command"
+        ) from None
 
 
 def _entry(outcome: Outcome, end: int) -> Entry:

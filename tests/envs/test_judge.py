@@ -9,11 +9,13 @@ import pytest
 
 from env_helpers import question
 from fake_servers import Handler, Told, chat_answer, serving, serving_bytes
-from rollbook.envs.agent import Episode
+from rollbook.envs.agent import EnvironmentAgent, Episode
 from rollbook.envs.agents import build_agent
+from rollbook.envs.base import Environment, Feedback
 from rollbook.envs.judge import Judge, JudgeSettings
 from rollbook.errors import UsageError
-from rollbook.policies.base import FailureKind, RolloutFailure
+from rollbook.policies.base import FailureKind, Message, RolloutFailure
+from rollbook.policies.scripted import ScriptedPolicy
 
 
 async def _judged(url: str, answer: str, **judge: Any) -> Episode:
@@ -143,3 +145,21 @@ def test_all_episodes_share_one_judge() -> None:
             return [episode.reward for episode in episodes]
 
     assert asyncio.run(play()) == [1.0] * 50
+
+
+class Wavering(Environment):
+    """Opens anew every time, so that a reply belongs to one opening alone."""
+
+    def step(self, message: Message) -> Feedback:
+        raise RolloutFailure(FailureKind.JUDGE, "no verdict")
+
+
+class Steady(Wavering):
+    stateless = True
+
+
+def test_a_reply_is_kept_for_the_judge_only_where_grading_depends_on_nothing_else() -> None:
+    for kind, is_kept in ((Wavering, False), (Steady, True)):
+        with pytest.raises(RolloutFailure) as caught:
+            asyncio.run(EnvironmentAgent(kind, ScriptedPolicy(["hm"])).run(question("Paris")))
+        assert (caught.value.reply is not None) == is_kept

@@ -72,7 +72,8 @@ class LocalExecutor:
         except RolloutFailure as failure:
             outcome.failure, outcome.message = failure.kind, _said(failure)
             outcome.status, outcome.retry_after = failure.status, failure.retry_after
-            if failure.usage is not None:
+            outcome.reply = failure.reply
+            if failure.usage is not None and failure.reply is None:  # or they are not lost yet
                 outcome.input_tokens = believable(failure.usage.input_tokens)
                 outcome.output_tokens = believable(failure.usage.output_tokens)
         except NotSent:

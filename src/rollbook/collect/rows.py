@@ -43,6 +43,7 @@ class Item(msgspec.Struct, frozen=True):
     repeat: int
     task_id: str
     line: bytes
+    reply: Completion | None = None  # that is there already, and has to be judged
 
 
 class Outcome(msgspec.Struct):
@@ -61,6 +62,7 @@ class Outcome(msgspec.Struct):
     message: str = ""
     status: int | None = None
     retry_after: float | None = None
+    reply: Completion | None = None  # of a failure, for the next attempt
     not_sent: bool = False  # let go of by a drain before anything was asked: neither done nor failed
 
 
@@ -78,6 +80,7 @@ def make_task(item: Item, overrides: Mapping[str, Any], *, add_seed: bool) -> Ta
         tools=params.get("tools") or [],
         params={key: value for key, value in params.items() if key not in ("input", "tools", "instructions")},
         repeat=item.repeat,
+        reply=item.reply,
     )
 
 

@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 from typing import Protocol
 
+import msgspec
+
 from rollbook.collect.executor import Executor, cancelled_by_itself
 from rollbook.collect.limits import Concurrency
 from rollbook.collect.retry import Attempts, RetrySettings
@@ -169,6 +171,8 @@ class Scheduler:
             if kind is not FailureKind.WORKER_LOST:
                 wait = attempts.wait(outcome.retry_after, self._retry, self._chance)
             self._sink.retrying(item, outcome, wait)
+            if outcome.reply is not None:
+                item = msgspec.structs.replace(item, reply=outcome.reply)
             self._order += 1
             heapq.heappush(self._waiting, (time.monotonic() + wait, self._order, item))
 

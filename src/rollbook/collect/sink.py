@@ -21,7 +21,7 @@ from rollbook.collect.journal import WITHOUT_USAGE, Entry, Journal
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.progress import Tally
 from rollbook.collect.retry import Attempts
-from rollbook.collect.rows import Item, Outcome
+from rollbook.collect.rows import Item, Outcome, believable
 from rollbook.errors import BadLineError
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.plain import encode, utc_now
@@ -71,6 +71,9 @@ class ResultSink:
         self._uncommitted.append((outcome, end))
 
     def failed(self, item: Item, outcome: Outcome, attempts: Attempts) -> None:
+        if reply := outcome.reply or item.reply:  # nobody will judge it any more
+            outcome.input_tokens += believable(reply.usage.input_tokens)
+            outcome.output_tokens += believable(reply.usage.output_tokens)
         self._count_failure(outcome)
         self.tally.given_up += 1
         record = {

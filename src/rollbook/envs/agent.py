@@ -93,9 +93,11 @@ class EnvironmentAgent:
     async def _take_turns(self, environment: Environment, task: Task, start: Start, episode: Episode) -> None:
         conversation = list(start.messages)
         for turn in range(self._max_turns):
-            completion = await self._policy.act(Request(conversation, start.tools, task.params, turn))
+            completion = task.reply if turn == 0 else None
+            if completion is None:
+                completion = await self._policy.act(Request(conversation, start.tools, task.params, turn))
             episode.usage.add(completion.usage)
-            feedback: Feedback = await _guarded(environment.step, completion.message, returns=Feedback)
+            feedback = await self._graded(environment, completion, turn)
             reward = _number(feedback.reward, environment)
             self._note(episode, completion, turn)
             step = episode.steps[-1]
@@ -107,6 +109,16 @@ class EnvironmentAgent:
                 episode.stop_reason = feedback.stop_reason or completion.finish_reason
                 return
         episode.stop_reason = "max_turns"
+
+    @staticmethod
+    async def _graded(environment: Environment, completion: Completion, turn: int) -> Feedback:
+        try:
+            feedback: Feedback = await _guarded(environment.step, completion.message, returns=Feedback)
+        except RolloutFailure as failure:
+            if failure.kind is FailureKind.JUDGE and turn == 0 and environment.stateless:
+                failure.reply = completion  # it was the judge that failed
+            raise
+        return feedback
 
     @staticmethod
     def _note(episode: Episode, completion: Completion, turn: int) -> None:

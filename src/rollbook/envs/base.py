@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from rollbook.policies.base import Message
+from rollbook.policies.base import Completion, Message
 from rollbook.policies.conversion import text_of
 
 
@@ -34,6 +34,7 @@ class Task(msgspec.Struct):
     tools: list[dict[str, Any]] = []
     params: dict[str, Any] = {}  # sampling parameters, under their Responses names
     repeat: int = 0
+    reply: Completion | None = None  # that an earlier attempt had, and could not have judged
 
 
 class Start(msgspec.Struct):

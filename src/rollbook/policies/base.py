@@ -39,6 +39,7 @@ class RolloutFailure(Exception):
         super().__init__(message)
         self.kind, self.status, self.retry_after = kind, status, retry_after
         self.usage: Usage | None = None  # of the replies there were until then
+        self.reply: Completion | None = None  # which only has to be judged again
 
 
 def is_for_the_task(error: BaseException) -> bool:

@@ -21,7 +21,7 @@ from rollbook import forked
 from rollbook.collect import input_pass
 from rollbook.collect.input_check import InputCheck
 from rollbook.collect.input_pass import Part, check_part
-from rollbook.collect.input_rows import Agents
+from rollbook.collect.input_rows import Agents, Checked, needed_field
 from rollbook.collect.plan import Plan
 from rollbook.errors import UsageError
 from rollbook.records.row_blocks import line_parts
@@ -171,14 +171,14 @@ def test_rows_of_a_dataset_without_an_expected_answer_are_refused_together(tmp_p
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps({**line, **asked}) + "\n" for line in lines))
     env = {"name": "dataset", "answer_key": "answer.is"}
+
+    def result(env: dict[str, str]) -> Checked:
+        return InputCheck(path, None, agents=Agents("a", needs=needed_field(env))).result()
+
     with pytest.raises(UsageError) as refused:
-        InputCheck(path, None, agents=Agents("a", env=env)).result()
+        result(env)
     assert "2 rows" in str(refused.value)
     assert "in.jsonl:4: it has no required field `answer`" in str(refused.value)
     assert re.search(r"in\.jsonl:5: expected .*, got `null` - at `answer`", str(refused.value))
-    for other in (
-        {"name": "dataset", "grader": "regex"},
-        {"name": "own.py:Env"},
-        {**env, "answer_key": "id"},
-    ):
-        assert len(InputCheck(path, None, agents=Agents("a", env=other)).result().hashes) == 8 * len(lines)
+    for other in ({"grader": "regex"}, {"name": "own.py:Env"}, {"answer_key": "id"}):
+        assert len(result({**env, **other}).hashes) == 8 * len(lines)

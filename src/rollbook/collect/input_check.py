@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollbook.collect.input_rows import Agents, Checked
+from rollbook.collect.input_rows import Agents, Checked, needed_field
 from rollbook.collect.standby import standby_checker
 from rollbook.errors import UsageError
 
@@ -69,7 +69,7 @@ def begin_check_of(
     settings: CollectSettings, path: Path, file: Path | None = None, checker: Standby[Checked] | None = None
 ) -> InputCheck:
     others = frozenset(settings.agents) - {settings.agent_name}
-    agents = Agents(settings.agent_name, others, settings.agent.env)
+    agents = Agents(settings.agent_name, others, needed_field(settings.agent.env))
     return InputCheck(path, settings.limit, file=file, agents=agents, checker=checker)
 
 

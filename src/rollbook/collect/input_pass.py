@@ -17,14 +17,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from rollbook.collect.input_rows import (
-    Agents,
-    Checked,
-    InputRow,
-    Params,
-    needed_field,
-    task_id,
-)
+from rollbook.collect.input_rows import Agents, Checked, InputRow, Params, task_id
 from rollbook.forked import SharedWork, is_alone
 from rollbook.records.row_blocks import LineBlock, decode_block, line_blocks, line_parts
 
@@ -108,7 +101,7 @@ def check_part(
     agents: Agents = Agents(),  # noqa: B008
 ) -> Part:
     found = Part([], array("q"), [], set(), 0)
-    decoders = _decoders(needed_field(agents.env))
+    decoders = _decoders(agents.needs)
     lines = 0
     for block in line_blocks(path, start=start, end=end):
         found.places.append((len(found.hashes), block.offset))

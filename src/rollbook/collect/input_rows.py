@@ -48,7 +48,7 @@ class Agents(NamedTuple):
 
     asked: str = ""
     others: frozenset[str] = frozenset()
-    env: dict[str, Any] = {}  # of the asked one: some need further fields in a row
+    needs: str | None = None  # a further field of a row, for the asked one
 
 
 class Checked(NamedTuple):

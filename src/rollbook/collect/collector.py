@@ -20,7 +20,7 @@ from rollbook.collect.descriptors import with_room
 from rollbook.collect.executor import Executor, LocalExecutor, local_executor
 from rollbook.collect.input_check import InputCheck, begin_check
 from rollbook.collect.limits import Concurrency
-from rollbook.collect.loop import event_loop
+from rollbook.collect.loop import event_loop, seldom_collecting_garbage
 from rollbook.collect.manifest import Manifest, write_manifest
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.plan import Plan
@@ -65,7 +65,7 @@ def collect(
             )
         if prepared.done.unknown:
             say(f"{prepared.done.unknown} lines of {files.shown} belong to no planned rollout; they stay")
-        with loop as runner:
+        with loop as runner, seldom_collecting_garbage():
             progress: Progress = runner.run(_collect(settings, files, prepared, show, say, began))
         opened.enter_context(_term_interrupts())
         if not prepared.keeps_manifest:

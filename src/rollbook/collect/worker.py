@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 
 from rollbook.collect.executor import LocalExecutor, cancelled_by_itself, local_executor
-from rollbook.collect.loop import event_loop
+from rollbook.collect.loop import event_loop, seldom_collecting_garbage
 from rollbook.collect.rows import Item, Outcome
 from rollbook.collect.settings import decode_settings
 from rollbook.collect.wire import outcomes_frame, read_frame, read_items
@@ -86,7 +86,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # the collector decides when to stop, and says so by closing
     output = os.dup(1)
     os.dup2(2, 1)
-    with event_loop() as runner:
+    with event_loop() as runner, seldom_collecting_garbage():
         try:
             runner.run(_work(output))
         except RollbookError as error:  # settings that cannot work, said once by each of us

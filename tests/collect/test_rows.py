@@ -143,6 +143,14 @@ class Hinting(Environment):
         return Feedback(reward=1.0)
 
 
+class Uninstructed(Environment):
+    def start(self, task: Task) -> Start:
+        return Start(messages=[message for message in task.messages if message["role"] != "system"])
+
+    def step(self, message: Message) -> Feedback:
+        return Feedback(reward=1.0)
+
+
 def opened(kind: type[Environment], **params: Any) -> bytes:
     given = row("a", "What?")
     given["responses_create_params"] |= params
@@ -157,6 +165,7 @@ def test_a_prompt_that_the_environment_changed_is_learned_from_as_it_was_shown(t
         "plain": (opened(Opening), ["RULES", "What?", "HINT"]),
         "instructed": (opened(Opening, instructions="BRIEF"), ["RULES", "BRIEF", "What?", "HINT"]),
         "hinted": (opened(Hinting, instructions="BRIEF"), ["BRIEF", "What?", "HINT"]),
+        "uninstructed": (opened(Uninstructed, instructions="BRIEF"), ["What?"]),
     }
     for name, (line, said) in shown.items():
         (tmp_path / f"{name}.jsonl").write_bytes(line + b"\n")

@@ -62,6 +62,10 @@ def test_a_number_at_the_edge_of_the_tail_is_read_whole() -> None:
 def test_same_number_is_exact_unless_told() -> None:
     assert same_number("0.10", "0.1")
     assert same_number("1e3", "1000")
+    assert same_number("007", "7")
+    assert same_number("0", "000")
+    assert not same_number("70", "7")
+    assert same_number("7", "8", tolerance=1.0)
     assert not same_number("0.30000000000000004", "0.3")
     assert same_number("0.30000000000000004", "0.3", tolerance=1e-9)
     assert not same_number("3.2", "3.14", tolerance=0.01)

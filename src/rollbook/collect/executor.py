@@ -106,7 +106,10 @@ def cancelled_by_itself(item: Item) -> Outcome:
 
 def _is_counted(episode: Episode) -> bool:
     """Whether the usage of the episode is that of every turn."""
-    return episode.usage.is_known and all(completion.usage.is_known for completion in episode.completions)
+    for completion in episode.completions:
+        if not completion.usage.is_known:
+            return False
+    return episode.usage.is_known
 
 
 def _text(value: object) -> str:

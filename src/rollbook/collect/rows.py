@@ -8,7 +8,7 @@ scan of prefixes can tell what is done without parsing a row.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -33,7 +33,7 @@ _MOST_TOKENS = 0x7FFFFFFF  # what the journal has room for, beside its mark
 
 def believable(tokens: int) -> int:
     """What is counted of the tokens a server claims: some have claimed less than none, or more than exist."""
-    return min(max(0, tokens), _MOST_TOKENS)
+    return tokens if 0 <= tokens <= _MOST_TOKENS else _MOST_TOKENS if tokens > 0 else 0
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -97,7 +97,8 @@ def output_line(item: Item, task: Task, episode: Episode) -> bytes:
     if len(episode.completions) > 1:  # of an episode played elsewhere only the whole is known
         line[STEPS] = [_step(step) for step in episode.steps]
     for name, value in _results(episode):
-        line[_free_name(name, line, row)] = value
+        is_free = name not in line and name not in row
+        line[name if is_free else _free_name(name, line, row)] = value
     for key, value in row.items():
         if key not in line and key != STEPS:
             line[key] = value
@@ -123,7 +124,8 @@ def _params_seen(task: Task, episode: Episode) -> dict[str, Any]:
     params: dict[str, Any] = task.row["responses_create_params"]
     instructions, prompt = params.get("instructions"), episode.prompt
     # Not `task.messages`, which an environment may have changed in place.
-    if prompt and prompt != to_chat(params["input"], instructions):
+    as_it_stands = prompt == params["input"] and not instructions  # saves most rows the conversion
+    if prompt and not as_it_stands and prompt != to_chat(params["input"], instructions):
         if instructions and prompt[0] == {"role": "system", "content": instructions}:
             params = {**params, "input": from_chat(prompt[1:])}
         else:
@@ -134,17 +136,19 @@ def _params_seen(task: Task, episode: Episode) -> dict[str, Any]:
     return params
 
 
-def _results(episode: Episode) -> Iterator[tuple[str, Any]]:
+def _results(episode: Episode) -> list[tuple[str, Any]]:
     """What the episode says beside its reward; a metric of several turns is its last value."""
-    yield "stop_reason", episode.stop_reason
-    yield "num_turns", len(episode.steps) or 1
     metrics: dict[str, Any] = {}
+    logs: dict[str, Any] = {}
     for step in episode.steps:
         metrics.update(step.metrics)
-    fields = {name: value for name, value in episode.fields.items() if name not in _OWN_FIELDS}
-    yield from {**metrics, **episode.metrics, **fields}.items()
-    if logs := {str(step.step_idx): step.logs for step in episode.steps if step.logs}:
-        yield "logs", logs
+        if step.logs:
+            logs[str(step.step_idx)] = step.logs
+    metrics.update(episode.metrics)
+    if episode.fields:
+        metrics |= {name: value for name, value in episode.fields.items() if name not in _OWN_FIELDS}
+    results = [("stop_reason", episode.stop_reason), ("num_turns", len(episode.steps) or 1), *metrics.items()]
+    return [*results, ("logs", logs)] if logs else results
 
 
 def _step(step: Step) -> dict[str, Any]:

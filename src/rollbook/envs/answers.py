@@ -57,6 +57,8 @@ def last_number(text: str) -> str | None:
 
 def same_number(given: str, expected: str, tolerance: float = 0.0) -> bool:
     """Whether two decimal numbers or fractions are equal, exactly or within an absolute tolerance."""
+    if given.isdecimal() and expected.isdecimal() and tolerance <= 0:  # most are
+        return given.lstrip("0") == expected.lstrip("0")
     try:
         (above, below), (other_above, other_below) = _parts(given), _parts(expected)
     except InvalidOperation:

@@ -48,6 +48,7 @@ _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 _NO_ARGUMENTS = {"function_call": "{}", "custom_tool_call": ""}
 _RESULTS = frozenset({"function_call_output", "custom_tool_call_output"})
 _ITEM, _PART = '{"role": "user", "content": "..."}', '{"type": "input_text", "text": "..."}'
+_KEPT = ("tool_calls", "tool_call_id", "name", "reasoning_content")
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"})
 
 
@@ -208,13 +209,13 @@ def _chat_message(item: Mapping[str, Any], kind: str) -> Message:
         output = _text_or_parts(item.get("output"))
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
     role = item.get("role") or "user"
-    # A row that is in chat form already keeps its further keys.
-    kept = ("tool_calls", "tool_call_id", "name", "reasoning_content")
-    return {
+    message = {
         "role": "system" if role == "developer" else role,
         "content": _text_or_parts(item.get("content")),
-        **{key: item[key] for key in kept if item.get(key)},
     }
+    if len(item) > 2:  # a row that is in chat form already keeps its further keys
+        message |= {key: item[key] for key in _KEPT if item.get(key)}
+    return message
 
 
 def _thought(reasoning: str) -> Message:

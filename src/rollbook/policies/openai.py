@@ -258,17 +258,16 @@ def _with_tokens_that_fit(completion: Completion, *, are_wanted: bool) -> Comple
 def _usage(usage: Any, seen: str, said: str) -> Usage:
     if not isinstance(usage, dict):
         return Usage()
-    return Usage(
-        input_tokens=_count(usage, seen),
-        output_tokens=_count(usage, said),
-        reasoning_tokens=_count(usage.get(f"{said}_details"), "reasoning_tokens"),
-        cached_tokens=_count(usage.get(f"{seen}_details"), "cached_tokens"),
-    )
+    counted = Usage(_count(usage.get(seen)), _count(usage.get(said)))
+    if isinstance(details := usage.get(f"{said}_details"), dict):
+        counted.reasoning_tokens = _count(details.get("reasoning_tokens"))
+    if isinstance(details := usage.get(f"{seen}_details"), dict):
+        counted.cached_tokens = _count(details.get("cached_tokens"))
+    return counted
 
 
-def _count(counts: Any, name: str) -> int:
+def _count(value: Any) -> int:
     """A number of tokens; some servers write it as 5.0, and what is no number of tokens is none."""
-    value = counts.get(name) if isinstance(counts, dict) else None
     if type(value) is float and value.is_integer():
         value = int(value)
-    return max(0, value) if type(value) is int else 0
+    return value if type(value) is int and value > 0 else 0

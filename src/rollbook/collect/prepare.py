@@ -92,19 +92,17 @@ def prepare(
     later = old is None and check.file.is_file() and check.file.stat().st_size < _LONG_DIGEST
     plan = _plan(settings, check, digest_can_wait=later)
     same_input = _compare(settings, files, plan, manifest, old)
-    goes_on = old is not None and _has_results(files)
     executor = executor or local_executor(settings)  # after a check, which is quicker than some environments
     output = opened.enter_context(JsonlWriter(files.output, check=False, lock=lock))
     done = _done(files, plan, same_input=same_input)
     if not same_input:  # its row numbers must not meet the manifest of another input
         files.journal.unlink(missing_ok=True)
     nothing_to_do = done.count == plan.expected
-    if old is not None and goes_on:
-        if nothing_to_do:
-            stay_as(old, manifest)
-        else:
-            go_on_from(old, manifest, output.position)
-    keeps = goes_on and nothing_to_do and not same_input
+    if old is not None and nothing_to_do:
+        stay_as(old, manifest)
+    elif old is not None:
+        go_on_from(old, manifest, output.position)
+    keeps = old is not None and nothing_to_do and not same_input
     prepared = Prepared(plan, done, manifest, output, executor, has_manifest=not later, keeps_manifest=keeps)
     if prepared.has_manifest and not keeps:
         prepared.write_manifest(files.manifest)
@@ -132,17 +130,8 @@ def _refuse_no_file(files: CollectionFiles) -> None:
 
 
 def _last_manifest(settings: CollectSettings, files: CollectionFiles) -> Manifest | None:
-    """That of the session before, if any; an output that cannot be resumed is refused."""
+    """That of the sessions whose results are there, if any; an output that cannot be resumed is refused."""
     old = read_manifest(files.manifest)
-    if _has_results(files) and settings.resume == "never":
-        raise UsageError(
-            f"{files.shown} exists; choose another output_jsonl_fpath or resume it with --resume=if-possible"
-        )
-    if _has_results(files) and old is None and settings.resume != "always":
-        raise UsageError(
-            f"{files.shown} has no manifest beside it, so nobody knows with what settings it was collected; "
-            "choose another output, or go on by its keys with --resume=always"
-        )
     other = files.output.with_name(old.output or files.output.name) if old else files.output
     if other != files.output and other.exists():  # rollouts.json beside rollouts.jsonl
         manifest = files.shown.with_name(files.manifest.name)
@@ -150,7 +139,18 @@ def _last_manifest(settings: CollectSettings, files: CollectionFiles) -> Manifes
             f"{manifest} belongs to {other.name}, and {files.output.name} would share it; "
             "choose an output_jsonl_fpath that differs before its ending"
         )
-    if old is not None and _has_results(files):
+    if not _has_results(files):
+        return None  # whatever a session meant that wrote no line, no row means it
+    if settings.resume == "never":
+        raise UsageError(
+            f"{files.shown} exists; choose another output_jsonl_fpath or resume it with --resume=if-possible"
+        )
+    if old is None and settings.resume != "always":
+        raise UsageError(
+            f"{files.shown} has no manifest beside it, so nobody knows with what settings it was collected; "
+            "choose another output, or go on by its keys with --resume=always"
+        )
+    if old is not None:
         forget_unused_meaning(old, files.output.stat().st_size)
     return old
 
@@ -178,10 +178,11 @@ def _compare(
 ) -> bool:
     """Whether the input is that of the last session; drift is refused."""
     new.input, new.rows = str(plan.path), plan.rows
-    same_input = old is not None and plan.begins_with(old.input_bytes, old.input_sha256)
-    if _has_results(files) and old is not None:
-        new.input_sha256 = plan.sha256
-        _refuse_changes(settings, files, new, old, same_input=same_input)
+    if old is None:
+        return False
+    same_input = plan.begins_with(old.input_bytes, old.input_sha256)
+    new.input_sha256 = plan.sha256
+    _refuse_changes(settings, files, new, old, same_input=same_input)
     return same_input
 
 
@@ -193,7 +194,7 @@ def _refuse_changes(
     *,
     same_input: bool,
 ) -> None:
-    if old is None or not _has_results(files) or settings.resume == "always":
+    if old is None or settings.resume == "always":
         return
     if changes := drift(old, new, same_input=same_input):
         refuse_drift(files.shown, changes)

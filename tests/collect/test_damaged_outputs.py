@@ -16,7 +16,7 @@ from rollbook.errors import BadLineError
 @pytest.mark.parametrize(
     "bad", [b"no JSON", b'{"id":"foreign"}', b'{"_rb_key":"t0#0"}', b"[]", b'{"_rb_key":7}']
 )
-def test_a_bad_line_is_taken_out_by_the_command_that_is_named(bad: bytes, tmp_path: Path) -> None:
+def test_a_bad_line_is_put_aside_by_the_command_that_is_named(bad: bytes, tmp_path: Path) -> None:
     directory = tmp_path / "it's here"
     directory.mkdir()
     small_input(directory, 6)
@@ -29,8 +29,9 @@ def test_a_bad_line_is_taken_out_by_the_command_that_is_named(bad: bytes, tmp_pa
     (directory / "out.jsonl").symlink_to("kept.jsonl")
     with pytest.raises(BadLineError, match=r"out\.jsonl:3: ") as refused:
         run(directory)
-    (named,) = re.findall(r"sed -i '3d' .*kept\.jsonl[^\s,]*", str(refused.value))
+    (named,) = re.findall(r"type (sed .*) and then", str(refused.value))
     subprocess.run(named, shell=True, check=True)
+    assert (directory / "kept.jsonl.aside").read_bytes() == bad + b"\n"
     assert run(directory).done_before == 3
     assert_exactly_once(directory / "out.jsonl", expected_keys(6))
     assert (directory / "out.jsonl").is_symlink()

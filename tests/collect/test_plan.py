@@ -71,9 +71,9 @@ def test_all_malformed_rows_are_reported_and_nothing_is_sent(tmp_path: Path) -> 
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_many_malformed_rows_are_counted_and_some_shown(tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_text("{}\n" * 50)
-    with pytest.raises(UsageError, match=r"(?s)50 rows.*and 30 more"):
+def test_of_many_malformed_rows_some_are_shown_and_all_are_named(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("{}\n" * 25 + GOOD + "\n" + "{}\n" * 25)
+    with pytest.raises(UsageError, match=r"(?s)50 rows.*and 30 more: lines 21-25, 27-51$"):
         plan(tmp_path / "in.jsonl")
 
 

@@ -29,6 +29,7 @@ from collecting import (
 from fake_servers import Told, chat_answer, serving
 from rollbook.cli.collection_status import progress_of_output, report_of_output
 from rollbook.cli.main import main
+from rollbook.collect.collector import collect, look_ahead
 from rollbook.collect.limits import ThrottledPolicy
 from rollbook.errors import LockedError, RollbookError, UsageError
 from rollbook.policies.base import Completion, Request, Usage
@@ -93,6 +94,59 @@ def test_tasks_of_our_own_are_left_alone_when_other_settings_are_refused(tmp_pat
     with pytest.raises(UsageError, match="temperature"):
         run(tmp_path, *own, "limit=5", "responses_create_params.temperature=1")
     assert (tmp_path / "out_tasks.jsonl").read_bytes() == before
+
+
+def test_a_file_that_is_called_as_the_tasks_would_be_is_not_written_over(tmp_path: Path) -> None:
+    config(tmp_path)
+    mine = write_rows(tmp_path / "out_tasks.jsonl", [row("mine")])
+    before = mine.read_bytes()
+    own = settings(tmp_path, "input_jsonl_fpath=null", "limit=3")
+    for begin in (collect, look_ahead):
+        with pytest.raises(UsageError, match=r"out_tasks\.jsonl exists.* add input_jsonl_fpath="):
+            begin(own)
+    assert mine.read_bytes() == before
+
+
+def test_tasks_that_a_killed_session_left_are_gone_on_with(tmp_path: Path) -> None:
+    config(tmp_path)
+    own = ("input_jsonl_fpath=null", "limit=3", "max_failure_rate=1")
+    run(tmp_path, *own)
+    (tmp_path / "out.jsonl").unlink()
+    (tmp_path / "out_manifest.json").unlink()
+    assert run(tmp_path, *own).done == 3
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out_failures.jsonl"])
+def test_an_input_that_the_collection_would_write_to_is_refused(name: str, tmp_path: Path) -> None:
+    config(tmp_path)
+    mine = write_rows(tmp_path / name, [row("mine")])
+    before = mine.read_bytes()
+    with pytest.raises(UsageError, match=f"input_jsonl_fpath=.*{name} is a file that a collection into"):
+        run(tmp_path, f"input_jsonl_fpath={mine}", "resume=always")
+    assert mine.read_bytes() == before
+
+
+def test_an_output_of_others_is_no_output_to_go_on_with(tmp_path: Path) -> None:
+    small_input(tmp_path)
+    config(tmp_path)
+    theirs = write_rows(tmp_path / "out.jsonl", [row("theirs", reward=1.0)])
+    before = theirs.read_bytes()
+    with pytest.raises(UsageError, match=r"is no output of .*; choose another output_jsonl_fpath$"):
+        run(tmp_path, "resume=always")
+    assert theirs.read_bytes() == before
+
+
+def test_an_environment_whose_code_was_edited_is_told_as_that(tmp_path: Path) -> None:
+    small_input(tmp_path)
+    grader = tmp_path / "grader.py"
+    head = "from rollbook.envs.base import single_turn\n@single_turn\ndef grade(task, answer):\n"
+    agent = {"env": {"name": f"{grader}:grade"}, "policy": SCRIPTED}
+    (tmp_path / "rollbook.yaml").write_text(yaml.safe_dump({"agents": {"a": agent}}))
+    grader.write_text(f"{head}    return 1.0\n")
+    run(tmp_path, "limit=1")
+    grader.write_text(f"{head}    return 0.5\n")
+    with pytest.raises(UsageError, match="code was edited; rollbook data reverify grades"):
+        run(tmp_path)
 
 
 def test_a_refused_collection_leaves_no_new_directory(tmp_path: Path) -> None:

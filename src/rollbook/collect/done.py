@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from rollbook.collect.journal import ENTRY_FIELDS, Done
-from rollbook.collect.output_scan import line_at, scan, take_out
+from rollbook.collect.output_scan import line_at, put_aside, scan
 from rollbook.errors import BadLineError
 from rollbook.records.row_keys import KEY, key_of
 
@@ -100,5 +100,5 @@ def _refuse_duplicates(output: Path, places: Ints, entries: Entries) -> None:
             output,
             number,
             f"the same key stands on line {line_at(output, first)} already; keep that one and type "
-            f"{take_out(output, number)}, then the same command again",
+            f"{put_aside(output, number)} and then the same command again",
         )

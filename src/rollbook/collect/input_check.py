@@ -48,7 +48,7 @@ class InputCheck:
         except OSError as error:
             raise unreadable(self.path, error) from None
         if found.problems:
-            raise UsageError(all_problems([f"{self.path}:{line}: {text}" for line, text in found.problems]))
+            raise UsageError(all_problems(self.path, found.problems))
         if not found.hashes:
             raise UsageError(f"{self.path} has no rows")
         return found
@@ -97,8 +97,21 @@ def unreadable(path: Path, error: OSError) -> UsageError:
     return UsageError(f"{path}: {why} (input_jsonl_fpath)")
 
 
-def all_problems(problems: list[str]) -> str:
-    more = len(problems) - _SHOWN_ERRORS
-    listed = "\n  ".join(problems[:_SHOWN_ERRORS] + ([f"... and {more} more"] if more > 0 else []))
+def all_problems(path: Path, problems: list[tuple[int, str]]) -> str:
+    """By their lines: the first ones in full, of the others where they stand."""
+    listed = [f"{path}:{line}: {text}" for line, text in problems[:_SHOWN_ERRORS]]
+    if others := [line for line, _ in problems[_SHOWN_ERRORS:]]:
+        listed.append(f"... and {len(others)} more: lines {_runs(others)}")
     count = "1 row" if len(problems) == 1 else f"{len(problems)} rows"
-    return f"{count} of the input cannot be used, so nothing was sent:\n  {listed}"
+    return "\n  ".join([f"{count} of the input cannot be used, so nothing was sent:", *listed])
+
+
+def _runs(lines: list[int]) -> str:
+    """3, 7-12: rising numbers, those next to each other together."""
+    runs: list[tuple[int, int]] = []
+    for line in lines:
+        if runs and line == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], line)
+        else:
+            runs.append((line, line))
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -102,11 +102,18 @@ def forget_unused_meaning(manifest: Manifest, output_bytes: int) -> None:
 
 def refuse_drift(output: Path, changes: list[ConfigChange]) -> None:
     listed = "\n  ".join(
-        f"{change.key}: was {change.old!r}, now {change.new!r}"
-        + (" (the input is another file, or was edited)" if change.key == "input_sha256" else "")
-        for change in changes
+        f"{change.key}: was {change.old!r}, now {change.new!r}{_hint(change.key)}" for change in changes
     )
     raise UsageError(
         f"{output} was collected with other settings, so it is not resumed:\n  {listed}\n"
         "Choose another output_jsonl_fpath, restore the settings, or mix them knowingly with --resume=always"
     )
+
+
+def _hint(key: str) -> str:
+    """What people did, where two digests do not say it."""
+    if key == "input_sha256":
+        return " (the input is another file, or was edited)"
+    if key == "meaning.agent.env.source_sha256":
+        return " (the environment's code was edited; rollbook data reverify grades what is there again)"
+    return " (the script was edited)" if key.endswith(".source_sha256") else ""

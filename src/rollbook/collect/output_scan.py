@@ -127,21 +127,24 @@ def _response_of(row: dict[str, Any]) -> _Response | None:
 
 def _refuse(output: Path, line: Line) -> NoReturn:
     number = line_at(output, line.start)
-    why = f"does not begin with {KEY!r}: not a line of this collection. Choose another output, or else"
+    why = f"does not begin with {KEY!r}: not a line of this collection"
     try:
         check_line(output, line._replace(number=number))
     except BadLineError as error:
-        why = f"{error.why};"
+        why = error.why
     raise BadLineError(
         output,
         number,
-        f"{why} type {take_out(output, number)} and the same command again, which collects what is missing",
+        f"{why}; to put it aside, type {put_aside(output, number)} and then the same command again, which "
+        "collects what is missing",
     )
 
 
-def take_out(output: Path, number: int) -> str:
+def put_aside(output: Path, number: int) -> str:
     """The command that does; of the file itself, for sed puts a new file in the place of a link."""
-    return f"sed -i '{number}d' {shlex.quote(str(output.resolve()))}"
+    file = output.resolve()
+    there, aside = shlex.quote(str(file)), shlex.quote(f"{file}.aside")
+    return f"sed -n '{number}p' {there} >> {aside} && sed -i '{number}d' {there}"
 
 
 def line_at(path: Path, offset: int) -> int:

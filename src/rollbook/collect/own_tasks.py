@@ -6,6 +6,7 @@ More of them than last time are fine as long as they begin with those of last ti
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,6 +36,21 @@ def write_tasks(path: Path, rows: Iterable[dict[str, Any]], *, go_on: bool) -> N
             new.write(line)
         if old is not None and old.readline():
             _refuse(path)
+
+
+def refuse_other_tasks(shown: Path, path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Unless the file begins as these rows do: then a collection that was killed early has left it."""
+    with path.open("rb") as file:
+        first = file.readline()
+    for row in rows:
+        if first not in (encode(row) + b"\n", b""):
+            there, aside = shlex.quote(str(shown)), shlex.quote(f"{shown}.old")
+            raise UsageError(
+                f"{shown} exists, and the environment's own tasks would be written over it; if it is the "
+                f"input, add input_jsonl_fpath={there}; if not, type mv {there} {aside} and then the same "
+                "command again"
+            )
+        return
 
 
 def _refuse(path: Path) -> None:

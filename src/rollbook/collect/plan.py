@@ -150,7 +150,7 @@ class Plan:
         repeated = set(in_order[1:][in_order[1:] == in_order[:-1]].tolist())
         seen: dict[str, int] = {}
         lines: dict[str, int] = {}
-        problems: list[str] = []
+        problems: list[tuple[int, str]] = []
         for index, line in enumerate(_rows(self.file)):
             if index >= self.rows:
                 break
@@ -159,16 +159,14 @@ class Plan:
             row = decode_row(line.data)
             name = task_id(row, line.data)
             if name in lines and (row.is_named):
-                problems.append(
-                    f"{self.path}:{line.number}: the id {name!r} stands on line {lines[name]} already"
-                )
+                problems.append((line.number, f"the id {name!r} stands on line {lines[name]} already"))
             lines.setdefault(name, line.number)
             seen[name] = seen.get(name, 0) + 1
             if seen[name] > 1:
                 self._named[index] = f"{name}~{seen[name]}"
                 hashes[index] = hash(self._named[index])
         if problems:
-            raise UsageError(all_problems(problems))
+            raise UsageError(all_problems(self.path, problems))
         self._hashes = hashes.tobytes()
 
 

@@ -27,7 +27,7 @@ from rollbook.collect.manifest import (
     stay_as,
     write_manifest,
 )
-from rollbook.collect.own_tasks import count_tasks, write_tasks
+from rollbook.collect.own_tasks import count_tasks, refuse_other_tasks, write_tasks
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.plan import Plan
 from rollbook.collect.settings import CollectSettings
@@ -35,6 +35,7 @@ from rollbook.envs.agents import describe_agent, import_policy, make_tasks
 from rollbook.errors import UsageError
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.locks import FileLock
+from rollbook.records.row_keys import KEY
 
 if TYPE_CHECKING:
     from rollbook.collect.journal import Entries
@@ -79,7 +80,7 @@ def prepare(
     opened: ExitStack,
     check: InputCheck | None,
 ) -> Prepared:
-    lock = _lock(files, opened)
+    lock = _lock(settings, files, opened)
     old = _last_manifest(settings, files)
     executor = local_executor(settings) if settings.input_jsonl_fpath is None else None  # before its tasks
     import_policy(settings.agent.policy or {})  # this and the next line while copies check the input
@@ -109,9 +110,9 @@ def prepare(
     return prepared
 
 
-def _lock(files: CollectionFiles, opened: ExitStack) -> FileLock:
+def _lock(settings: CollectSettings, files: CollectionFiles, opened: ExitStack) -> FileLock:
     """Taken before anything is written, and held to the end. What is refused leaves no new directory."""
-    _refuse_no_file(files)
+    _refuse_paths(settings, files)
     opened.callback(_remove_empty, [path for path in files.output.parents if not path.exists()])
     lock = FileLock(files.shown)
     opened.callback(lock.release)
@@ -124,9 +125,19 @@ def _remove_empty(directories: list[Path]) -> None:
             directory.rmdir()
 
 
-def _refuse_no_file(files: CollectionFiles) -> None:
+def _refuse_paths(settings: CollectSettings, files: CollectionFiles) -> None:
+    """An output that is no file, and an input that a collection into this output would write to."""
     if not files.shown.name or (files.output.exists() and not files.output.is_file()):
         raise UsageError(f"output_jsonl_fpath={files.shown} is not a file; write it like rollouts.jsonl")
+    if settings.input_jsonl_fpath is None:
+        return
+    place = Path(settings.input_jsonl_fpath).resolve()
+    for mine in (files.output, files.failures, files.manifest, files.progress, files.journal):
+        if place == mine.resolve():
+            raise UsageError(
+                f"input_jsonl_fpath={settings.input_jsonl_fpath} is a file that a collection into "
+                f"{files.shown} writes to; choose another output_jsonl_fpath"
+            )
 
 
 def _last_manifest(settings: CollectSettings, files: CollectionFiles) -> Manifest | None:
@@ -144,6 +155,11 @@ def _last_manifest(settings: CollectSettings, files: CollectionFiles) -> Manifes
     if settings.resume == "never":
         raise UsageError(
             f"{files.shown} exists; choose another output_jsonl_fpath or resume it with --resume=if-possible"
+        )
+    if old is None and not _begins_with_a_key(files.output):
+        raise UsageError(
+            f"{files.shown} exists and is no output of `rollbook collect`: its first line does not begin "
+            f'with {{"{KEY}":; choose another output_jsonl_fpath'
         )
     if old is None and settings.resume != "always":
         raise UsageError(
@@ -204,6 +220,12 @@ def _has_results(files: CollectionFiles) -> bool:
     return files.output.exists() and files.output.stat().st_size > 0
 
 
+def _begins_with_a_key(output: Path) -> bool:
+    with output.open("rb") as file:
+        begin = file.read(1 << 10).lstrip()
+    return "".join(begin.decode("utf-8", "replace").split()).startswith(f'{{"{KEY}":')
+
+
 def _done(files: CollectionFiles, plan: Plan, *, same_input: bool) -> Done:
     if not _has_results(files):
         return Done()
@@ -226,9 +248,17 @@ def _check_of_own_tasks(settings: CollectSettings, files: CollectionFiles) -> In
     """Of the environment's own tasks, written down for the resume."""
     limit = _limit_of_own_tasks(settings)
     go_on = _has_results(files) and files.tasks.exists()
+    if not go_on:
+        _refuse_tasks_of_others(settings, files)
     if not go_on or count_tasks(files.tasks) < limit:
         write_tasks(files.tasks, make_tasks(settings.agent.env, limit, settings.seed), go_on=go_on)
     return begin_check_of(settings, files.shown_tasks, files.tasks)
+
+
+def _refuse_tasks_of_others(settings: CollectSettings, files: CollectionFiles) -> None:
+    """A file that was there before any collection is somebody's: no tasks are written over it."""
+    if files.tasks.exists() and not files.manifest.exists():
+        refuse_other_tasks(files.shown_tasks, files.tasks, make_tasks(settings.agent.env, 1, settings.seed))
 
 
 def _limit_of_own_tasks(settings: CollectSettings) -> int:
@@ -241,13 +271,14 @@ def _limit_of_own_tasks(settings: CollectSettings) -> int:
 
 def outlook(settings: CollectSettings, files: CollectionFiles) -> Outlook:
     """How much there is to do; refuses what `prepare` would refuse."""
-    _refuse_no_file(files)
+    _refuse_paths(settings, files)
     old = _last_manifest(settings, files)
     own = None
     if settings.input_jsonl_fpath is None:
         own = _limit_of_own_tasks(settings) * settings.num_repeats
         next(make_tasks(settings.agent.env, 1, settings.seed), None)
         if not (_has_results(files) and files.tasks.exists()):
+            _refuse_tasks_of_others(settings, files)
             return Outlook(str(files.shown), own, 0, own)
     check = begin_check(settings) or begin_check_of(settings, files.shown_tasks, files.tasks)
     plan = _plan(settings, check)

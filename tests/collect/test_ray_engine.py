@@ -78,11 +78,14 @@ def test_what_a_killed_actor_held_is_done_by_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_actors_that_all_die_end_it(tmp_path: Path) -> None:
-    small_input(tmp_path, 30)
-    config(tmp_path, script(tmp_path, "os._exit(9)"))
-    with pytest.raises(RollbookError, match="5 Ray actors in a row died before finishing anything"):
-        run(tmp_path, "engine=ray", "num_samples_in_parallel=1", "retry.worker_lost=2")
+def test_actors_that_all_die_before_they_can_begin_end_it(tmp_path: Path) -> None:
+    small_input(tmp_path, 3)
+    policy = script(tmp_path, "return '2'")
+    with (tmp_path / "script.py").open("a") as file:
+        file.write(f"\nif os.getpid() != {os.getpid()}:\n    os._exit(9)\n")
+    config(tmp_path, policy)
+    with pytest.raises(RollbookError, match="5 Ray actors in a row died before they could begin"):
+        run(tmp_path, "engine=ray")
 
 
 @pytest.mark.usefixtures("cluster")

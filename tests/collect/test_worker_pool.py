@@ -82,6 +82,19 @@ def test_a_rollout_that_kills_its_workers_is_given_up_and_no_other(workers: int,
     assert_exactly_once(tmp_path / "out.jsonl", expected_keys(40) - {f"t{number}#0" for number in deadly})
 
 
+@pytest.mark.parametrize("good", [0, 20])
+def test_rows_that_kill_every_worker_do_not_keep_the_others_from_being_done(
+    good: int, tmp_path: Path
+) -> None:
+    body = "if 'deadly' in request.messages[0]['content']:\n    os._exit(9)\nreturn '2'"
+    rows = [row(f"t{number}", "deadly" if number < 6 else "fine") for number in range(6 + good)]
+    write_rows(tmp_path / "in.jsonl", rows)
+    config(tmp_path, script(tmp_path, body))
+    progress = run(tmp_path, "workers=2", "num_samples_in_parallel=4", "retry.worker_lost=2")
+    assert (progress.status, progress.done, progress.failed) == ("incomplete", good, 6)
+    assert set(progress.failures) == {"worker_lost"}
+
+
 def test_a_worker_that_leaves_a_process_behind_is_missed_when_it_dies(tmp_path: Path) -> None:
     """The process holds the worker's output open: its end alone would not be heard of."""
     pid = tmp_path / "left_behind"

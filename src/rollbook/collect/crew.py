@@ -3,7 +3,9 @@
 A member holds a lease on the items it was given and nothing else: it writes no file. When it dies, its leases
 are lost outcomes, the scheduler gives the items to others, and a new member takes its place. So the death of
 any member at any time costs only what it had in flight. The last attempt at an item that was lost before is
-made by a member that does nothing else meanwhile: no item is given up for what its neighbours did.
+made by a member that does nothing else meanwhile: no item is given up for what its neighbours did. Items that
+kill every member they are given to run out of attempts; only members that die before they can take any, one
+after the other, end the collection.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from rollbook.errors import RollbookError
 from rollbook.policies.base import FailureKind
 
 _MOST_DEATHS = 5
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0
 
 
 class Gone(Exception):
@@ -27,12 +30,14 @@ class Member(ABC):
 
     def __init__(self) -> None:
         self.leases: dict[tuple[int, int], asyncio.Future[Outcome]] = {}
+        self.was_given_any = False
         self._outbox: list[Item] = []
 
     async def run(self, item: Item) -> Outcome:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Outcome] = loop.create_future()
         self.leases[item.row, item.repeat] = future
+        self.was_given_any = True
         self._outbox.append(item)
         if len(self._outbox) == 1:  # one message for everything that is handed out in this turn of the loop
             loop.call_soon(self._send)
@@ -156,9 +161,16 @@ class Crew(ABC):
 
     async def _fill_place(self) -> None:
         """One place of the crew: a member, and after it another, until the end."""
+        pause = _FIRST_PAUSE_S
         try:
             while self._error is None and not self._is_closing:
-                await self._employ(await self._hire())
+                member = await self._hire()
+                await self._employ(member)
+                if member.was_given_any:
+                    pause = _FIRST_PAUSE_S
+                elif self._error is None:  # no item paid for its death with an attempt: nothing ends these
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE_S)
         except Exception as error:  # the next one would meet it too
             self._give_up(error)
 
@@ -166,6 +178,7 @@ class Crew(ABC):
         why = "nobody waits for it any more"
         try:
             await self._prepare(member)
+            self._deaths = 0
             self._ready.append(member)
             self._changed.set()
             if self._is_draining:
@@ -187,14 +200,14 @@ class Crew(ABC):
         await member.prepare()
 
     def _count_death(self, member: Member, why: str) -> None:
-        """Of members that never began, or died of an item alone: in a row, they mean that none can work."""
-        if self._is_closing or (member in self._ready and member is not self._apart):
+        """Of members that never began: in a row, they mean that none can work."""
+        if self._is_closing or member in self._ready:
             return
         self._deaths += 1
         if self._deaths >= _MOST_DEATHS:
             self._give_up(
                 RollbookError(
-                    f"{_MOST_DEATHS} {self.kind} in a row died before finishing anything "
+                    f"{_MOST_DEATHS} {self.kind} in a row died before they could begin "
                     f"(of the last one, {why}); {self.messages}"
                 )
             )

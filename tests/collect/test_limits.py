@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Iterator
+import selectors
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import pytest
 
 from rollbook.collect import limits
-from rollbook.collect.limits import Bucket, Concurrency, ThrottledPolicy
+from rollbook.collect.limits import Bucket, Concurrency, NotSent, ThrottledPolicy
 from rollbook.collect.retry import Attempts, RetrySettings
 from rollbook.collect.rows import Item, Outcome
 from rollbook.collect.scheduler import Scheduler
-from rollbook.policies.base import Completion, FailureKind, Request, Usage
+from rollbook.policies.base import Completion, FailureKind, Request, RolloutFailure, Usage
 
 
 class Clock:
@@ -223,6 +224,162 @@ def test_a_drain_does_not_wait_for_requests_whose_turn_has_not_come() -> None:
         return states
 
     assert asyncio.run(play()) == ["NotSent", "False"]
+
+
+class SlowModel(Model):
+    """Answers when told, or half a second later; the n-th answer uses the n-th size, or the last."""
+
+    def __init__(self, *sizes: int, clock: Clock | None = None) -> None:
+        self._sizes, self._clock = sizes, clock
+        self.sent: list[tuple[float, Request]] = []
+        self.answers: list[asyncio.Future[None]] = []
+
+    async def act(self, request: Request) -> Completion:
+        size = self._sizes[min(len(self.sent), len(self._sizes) - 1)]
+        self.sent.append((self._clock.now if self._clock else 0.0, request))
+        if self._clock:
+            await asyncio.sleep(0.5)
+        else:
+            self.answers.append(asyncio.get_running_loop().create_future())
+            await self.answers[-1]
+        return Completion(message={}, usage=Usage(input_tokens=size))
+
+
+def without_waiting(clock: Clock, play: Coroutine[Any, Any, None]) -> None:
+    """Run it in a loop that moves the clock on instead of waiting."""
+
+    class Hurry(selectors.DefaultSelector):
+        def select(self, timeout: float | None = None) -> Any:
+            clock.now += timeout or 0.0
+            return super().select(0)
+
+    class Loop(asyncio.SelectorEventLoop):
+        def time(self) -> float:
+            return clock.now
+
+    with asyncio.Runner(loop_factory=lambda: Loop(Hurry())) as runner:
+        runner.run(play)
+
+
+async def turns_of_the_loop() -> None:
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+
+def start_all(policy: ThrottledPolicy, requests: list[Request]) -> list[asyncio.Future[Completion]]:
+    return [asyncio.ensure_future(policy.act(request)) for request in requests]
+
+
+def most_in_a_minute(times: list[float]) -> int:
+    return max(sum(start <= time < start + 60 for time in times) for start in times)
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_no_minute_has_more_tokens_or_requests_than_its_limit(turn: int, clock: Clock) -> None:
+    async def play(model: SlowModel, requests_per_minute: float | None) -> None:
+        policy = ThrottledPolicy(model, requests_per_minute, tokens_per_minute=30_000)
+        requests = [Request([{"role": "user", "content": str(n)}], turn=turn) for n in range(128)]
+        await asyncio.gather(*start_all(policy, requests))
+        assert [request for _, request in model.sent] == requests  # in the order of arrival
+
+    large, small = SlowModel(1500, clock=clock), SlowModel(10, clock=clock)
+    without_waiting(clock, play(large, 60))
+    assert 19 <= most_in_a_minute([time for time, _ in large.sent]) <= 21
+    without_waiting(clock, play(small, 60))
+    assert 59 <= most_in_a_minute([time for time, _ in small.sent]) <= 61
+
+
+def test_those_who_wait_learn_from_the_answers_meanwhile(clock: Clock) -> None:
+    model = SlowModel(100, 3000, clock=clock)
+
+    async def play() -> None:
+        policy = ThrottledPolicy(model, None, tokens_per_minute=30_000)
+        await asyncio.gather(*start_all(policy, [Request([])] * 40))
+
+    without_waiting(clock, play())
+    times = [time for time, _ in model.sent]
+    not_to_be_known = sum(time <= times[1] + 0.5 for time in times)
+    assert not_to_be_known < 12
+    assert most_in_a_minute(times) * 3000 <= 30_000 + not_to_be_known * 3000
+
+
+def test_until_the_first_answer_one_request_of_unknown_size_is_under_way() -> None:
+    async def play() -> None:
+        model = SlowModel(100)
+        tasks = start_all(ThrottledPolicy(model, None, tokens_per_minute=6e6), [Request([])] * 20)
+        await turns_of_the_loop()
+        assert len(model.sent) == 1
+        model.answers[0].set_exception(RolloutFailure(FailureKind.SERVER_ERROR, "no"))
+        await turns_of_the_loop()
+        assert len(model.sent) == 2  # the first told nothing: the next one goes
+        tasks[1].cancel()
+        tasks[2].cancel()
+        await turns_of_the_loop()
+        assert len(model.sent) == 3
+        model.answers[2].set_result(None)
+        await turns_of_the_loop()
+        assert len(model.sent) == 19
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("name", ["max_output_tokens", "max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("of_the_policy", [False, True])
+def test_requests_that_name_the_most_of_an_answer_need_not_wait_for_one(
+    name: str, of_the_policy: bool
+) -> None:
+    async def play() -> None:
+        model, most = SlowModel(100), {name: 100}
+        params = most if of_the_policy else None
+        policy = ThrottledPolicy(model, None, tokens_per_minute=6e4, params=params)  # a thousand a second
+        row: dict[str, int | None] = {name: None} if of_the_policy else {**most}
+        start_all(policy, [Request([], params=row)] * 20)
+        await turns_of_the_loop()
+        assert len(model.sent) == 10
+
+    asyncio.run(play())
+
+
+def test_without_a_limit_of_tokens_nobody_waits_for_a_first_answer() -> None:
+    async def play() -> None:
+        model = SlowModel(100)
+        start_all(ThrottledPolicy(model, 6000, None), [Request([])] * 20)
+        await turns_of_the_loop()
+        assert len(model.sent) == 20
+
+    asyncio.run(play())
+
+
+def test_a_drain_lets_go_of_those_who_wait_for_the_first_answer() -> None:
+    async def play() -> None:
+        model, draining = SlowModel(100), asyncio.Event()
+        policy = ThrottledPolicy(model, None, 6e6, draining)
+        first, *waiting, under_way = start_all(policy, [Request([])] * 20 + [Request([], turn=1)])
+        await turns_of_the_loop()
+        draining.set()
+        await turns_of_the_loop()
+        assert {type(task.exception()) for task in waiting} == {NotSent}
+        model.answers[0].set_result(None)
+        await first
+        await turns_of_the_loop()
+        model.answers[1].set_result(None)
+        await under_way
+
+    asyncio.run(play())
+
+
+def test_a_drain_lets_go_of_those_behind_an_episode_that_may_finish() -> None:
+    async def play() -> None:
+        draining = asyncio.Event()
+        policy = ThrottledPolicy(Model(), 1 / 60, None, draining)  # the second request: in an hour
+        _, under_way, behind = start_all(policy, [Request([]), Request([], turn=1), Request([])])
+        await turns_of_the_loop()
+        draining.set()
+        await turns_of_the_loop()
+        assert isinstance(behind.exception(), NotSent)
+        assert not under_way.done()
+
+    asyncio.run(play())
 
 
 class Server:

@@ -138,6 +138,7 @@ def test_wrong_settings_are_refused_with_the_nearest_name() -> None:
         ({"pattern": "(open"}, "env.pattern"),
         ({"grader": "regex", "pattern": ""}, "env.pattern is empty"),
         ({"tolerance": -1}, "tolerance"),
+        ({"tolerance": float("inf")}, "tolerance"),
         ({"grader": "judge"}, "env.judge"),
         ({"judge": {"base_url": "http://h/v1", "model": "m"}}, "grader: judge"),
         ({"grader": "judge", "judge": {"base_url": "http://h/v1", "modl": "m"}}, "did you mean 'model'"),
@@ -173,6 +174,8 @@ STRING_MATCH = {"type": "string_match", "expected_markers": ["[1]", "[2]"], "pat
         (STRING_MATCH, "so [1] and [2]", 1),
         (STRING_MATCH, "so [1]", 0),
         (STRING_MATCH, "so [1] [2] [3]", 0),
+        ({"type": "string_match", "patterns": [r"\[\d\]"]}, "no [1]", 0),
+        ({"type": "string_match", "expected_markers": ["[1]"]}, "so [1]", 1),
     ],
 )
 def test_a_rows_own_verifier(verifier: dict[str, Any], answer: str, reward: int) -> None:
@@ -184,9 +187,23 @@ def test_an_unknown_verifier_is_a_failure() -> None:
     assert "verifier.type" in str(grade_failure({"grader": "regex"}, "x", task))
 
 
-def test_an_empty_pattern_of_a_verifier_is_a_failure() -> None:
-    task = question("unused", verifier={"verify_regex": ["^- ", ""]})
-    assert "verifier.verify_regex" in str(grade_failure({"grader": "regex"}, "x", task))
+@pytest.mark.parametrize(
+    ("verifier", "key"),
+    [
+        ({"verify_regex": ["^- ", ""]}, "verify_regex"),
+        ({"verify_regex": []}, "verify_regex"),
+        ({}, "verify_regex"),
+        ({"verify_regex": ["^- "], "verify_min_matches": 0}, "verify_min_matches"),
+        ({"type": "string_match"}, "expected_markers"),
+        ({"type": "string_match", "expected_markers": [], "patterns": []}, "expected_markers"),
+        ({"type": "string_match", "expected_markers": [""]}, "expected_markers"),
+        ({"type": "string_match", "expected_markers": "x"}, "expected_markers"),
+        ({"type": "string_match", "expected_markers": ["x"], "patterns": [""]}, "patterns"),
+    ],
+)
+def test_a_verifier_that_asks_for_nothing_is_a_failure(verifier: dict[str, Any], key: str) -> None:
+    task = question("unused", verifier=verifier)
+    assert f"verifier.{key}" in str(grade_failure({"grader": "regex"}, "x", task))
 
 
 def test_stored_rollouts_of_format_verification_get_the_reward_they_had(peer_fixtures: Path) -> None:

@@ -9,6 +9,7 @@ failure, for a reward would depend on how busy the machine is.
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -38,8 +39,8 @@ class GraderSettings(msgspec.Struct, kw_only=True):
     judge: JudgeSettings | None = None
 
     def __post_init__(self) -> None:
-        if self.tolerance < 0 or self.timeout_s <= 0:
-            raise ValueError("tolerance must not be negative, and timeout_s must be above 0")
+        if not 0 <= self.tolerance < math.inf or not self.timeout_s > 0:  # within infinity all are right
+            raise ValueError("tolerance must be finite and not negative, and timeout_s must be above 0")
 
 
 def make_grader(values: Mapping[str, Any]) -> Grader:
@@ -178,16 +179,30 @@ def _row_verifier(verifier: Mapping[str, Any]) -> dict[str, Any]:
     """The `verifier` of NeMo Gym's format-verification rows."""
     kind = verifier.get("type", "regex")
     if kind in ("regex", "inline_prose"):
-        patterns = verifier.get("verify_regex")
-        if not isinstance(patterns, list) or not patterns or "" in patterns:
-            raise ValueError(
-                f"verifier.verify_regex is {patterns!r}; it must be a list of patterns, none of them empty"
-            )
-        return {"patterns": patterns, "min_matches": verifier.get("verify_min_matches", 1)}
+        patterns = _texts(verifier, "verify_regex")
+        least = verifier.get("verify_min_matches", 1)
+        if type(least) is not int or least < 1:
+            raise ValueError(f"verifier.verify_min_matches is {least!r}; it must be a number, at least 1")
+        if patterns:
+            return {"patterns": patterns, "min_matches": least}
+        raise ValueError("verifier.verify_regex is empty, so there is nothing to grade by")
     if kind == "string_match":
-        markers = verifier.get("expected_markers") or []
-        return {"markers": markers, "patterns": verifier.get("patterns") or []}
+        markers, patterns = _texts(verifier, "expected_markers"), _texts(verifier, "patterns")
+        if markers or patterns:
+            return {"markers": markers, "patterns": patterns}
+        raise ValueError(
+            "verifier.expected_markers and verifier.patterns are both empty: any answer is right"
+        )
     raise ValueError(f"verifier.type is {kind!r}; known: regex, inline_prose, string_match")
+
+
+def _texts(verifier: Mapping[str, Any], key: str) -> list[str]:
+    texts = verifier.get(key)
+    if texts is None:
+        return []
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError(f"verifier.{key} is {texts!r}; it must be a list of texts, none of them empty")
+    return texts
 
 
 def _verdict(correct: bool, **metrics: float) -> Feedback:

@@ -165,6 +165,40 @@ def test_tasks_where_there_are_none() -> None:
             make_tasks(env, 3)
 
 
+BREAKING = """
+from rollbook.envs import Environment
+
+class Shared(Environment):
+    @classmethod
+    def shared(cls, **settings):
+        return {"table": open("missing.csv")}
+
+class AtOnce(Environment):
+    @classmethod
+    def tasks(cls, count, seed=0):
+        raise SystemExit("no rows")
+
+class Later(Environment):
+    @classmethod
+    def tasks(cls, count, seed=0):
+        yield {"id": "one"}
+        raise KeyError("no more")
+"""
+
+
+def test_what_an_environment_raises_before_the_start_names_it_and_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "breaking.py"
+    path.write_text(BREAKING)
+    with pytest.raises(UsageError, match=r"breaking\.py:Shared.*FileNotFoundError.*breaking\.py:7"):
+        build_agent({"name": f"{path}:Shared"}, SCRIPTED)
+    with pytest.raises(UsageError, match=r"breaking\.py:AtOnce.*SystemExit: no rows.*breaking\.py:12"):
+        make_tasks({"name": f"{path}:AtOnce"}, 3)
+    rows = make_tasks({"name": f"{path}:Later"}, 3)
+    assert next(rows) == {"id": "one"}
+    with pytest.raises(UsageError, match=r"breaking\.py:Later.*KeyError: 'no more'.*breaking\.py:18"):
+        next(rows)
+
+
 def test_a_description_holds_what_changes_a_result_and_nothing_else() -> None:
     judge = {"base_url": "http://a/v1", "model": "j", "total_timeout_s": 3, "prompt": "{answer}?"}
     env = {"name": "dataset", "grader": "judge", "judge": judge}

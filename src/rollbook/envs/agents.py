@@ -17,8 +17,9 @@ from typing import Any, Literal
 import msgspec
 
 from rollbook.envs.agent import Agent, EnvironmentAgent
+from rollbook.envs.base import what_and_where
 from rollbook.envs.registry import environment_class, environment_factory, load_module, source_digest
-from rollbook.errors import UsageError
+from rollbook.errors import RollbookError, UsageError
 from rollbook.policies.base import Policy
 from rollbook.policies.openai import OpenAIPolicy, OpenAISettings
 from rollbook.policies.scripted import ScriptedPolicy
@@ -109,10 +110,26 @@ def make_tasks(env: Mapping[str, Any], count: int, seed: int = 0) -> Iterator[di
         return verifiers_tasks(name.removeprefix(VERIFIERS), settings, count)
     if name == GYM:
         raise UsageError("env 'gym' makes no tasks of its own; give input_jsonl_fpath=...")
+    kind = environment_class(name)
     try:
-        return islice(environment_class(name).tasks(count, seed, **settings), count)
+        rows = islice(kind.tasks(count, seed, **settings), count)
     except NotImplementedError as error:
         raise UsageError(f"env {name!r}: {error}; give input_jsonl_fpath=...") from None
+    except (RollbookError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # an exit or a panic of somebody's code, too
+        raise UsageError(f"env {name!r}: its tasks() failed: {what_and_where(error)}") from error
+    return _named_rows(name, rows)
+
+
+def _named_rows(name: str, rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The same rows; what making one of them raises is said of the environment."""
+    try:
+        yield from rows
+    except (RollbookError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise UsageError(f"env {name!r}: its tasks() failed: {what_and_where(error)}") from error
 
 
 def describe_agent(

@@ -62,7 +62,12 @@ def environment_factory(name: str, settings: Mapping[str, Any]) -> SharingFactor
         raise
     except BaseException as error:  # an exit or a panic of somebody's code, too
         raise UsageError(f"env {name!r} cannot be made: {what_and_where(error)}") from error
-    return SharingFactory(kind, settings)
+    try:
+        return SharingFactory(kind, settings)
+    except (RollbookError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise UsageError(f"env {name!r}: its shared() failed: {what_and_where(error)}") from error
 
 
 def source_digest(name: str) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from env_helpers import failure_of, question, run_one
+from env_helpers import failure_of, question, run, run_one
 from rollbook.envs import Environment, Feedback, Start, Task, single_turn
 from rollbook.envs.agent import EnvironmentAgent
 from rollbook.policies.base import FailureKind, Message, Request, RolloutFailure
@@ -107,12 +107,10 @@ def _fine(self: Any, message: Message) -> Feedback:
         ({"start": _raise}, r"Broken\.\w+: ValueError: broken here"),
         ({"step": _raise}, r"Broken\.\w+: ValueError: broken here"),
         ({"step": _raise_later}, "broken here"),
-        ({"step": _fine, "close": _raise}, "broken here"),
         ({"__init__": _panic}, "Panic: broken here"),
         ({"start": _panic}, "Panic: broken here"),
         ({"step": _panic}, "Panic: broken here"),
         ({"step": _leak}, "CancelledError: broken here"),
-        ({"step": _fine, "close": _panic}, "Panic: broken here"),
         ({"step": _raise_wordless}, "_Wordless: its text failed with ValueError"),
         ({"start": lambda self, task: None, "step": _fine}, "must return a Start, not NoneType"),
         ({"step": lambda self, message: 1.0}, "must return a Feedback, not float"),
@@ -141,6 +139,18 @@ def test_the_first_failure_counts_and_the_environment_is_closed() -> None:
     failure = failure_of(EnvironmentAgent(_broken(close=close), ScriptedPolicy(refuse)), question())
     assert failure.kind is FailureKind.RATE_LIMIT
     assert closed == [True]
+
+
+@pytest.mark.parametrize("close", [_raise, _raise_later, _panic])
+def test_a_result_is_kept_when_closing_breaks_and_that_is_said_once(
+    close: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = EnvironmentAgent(_broken(step=_fine, close=close), ScriptedPolicy("x"))
+    assert [episode.reward for episode in run(agent, question(), question())] == [1.0, 1.0]
+    (said,) = [record for record in caplog.records if record.name == "rollbook"]
+    assert said.levelname == "WARNING"
+    assert "broken here (" in said.getMessage()
+    assert "test_agent.py:" in said.getMessage()
 
 
 def test_rewards_that_add_up_to_no_finite_number_are_a_failure() -> None:

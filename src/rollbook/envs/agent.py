@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import msgspec
 
@@ -30,6 +32,9 @@ from rollbook.policies.base import (
     is_for_the_task,
 )
 from rollbook.records.rollouts import Step
+
+_log = logging.getLogger("rollbook")
+_warned_of: WeakSet[type[Environment]] = WeakSet()  # those whose close() raised
 
 
 class Episode(msgspec.Struct):
@@ -71,7 +76,10 @@ class EnvironmentAgent:
             with contextlib.suppress(RolloutFailure):  # the first failure is the one that counts
                 await _guarded(environment.close)
             raise
-        await _guarded(environment.close)
+        try:
+            await _guarded(environment.close)
+        except RolloutFailure as failure:  # the result is there, and paid for
+            _warn_once(type(environment), failure)
         return episode
 
     async def close(self) -> None:
@@ -134,6 +142,13 @@ def steps_of(messages: Sequence[Message], reward: float) -> list[Step]:
     steps = [Step(step_idx=turn) for turn in range(turns)]
     steps[-1].reward, steps[-1].episode_done = reward, True
     return steps
+
+
+def _warn_once(kind: type[Environment], failure: RolloutFailure) -> None:
+    """A line for each of a million rollouts would say no more than the first."""
+    if kind not in _warned_of:
+        _warned_of.add(kind)
+        _log.warning("%s; the results are kept, and this is not said again", failure)
 
 
 async def _guarded(call: Any, *arguments: Any, returns: type | None = None) -> Any:

@@ -232,5 +232,26 @@ def test_a_description_notices_changed_code(tmp_path: Path) -> None:
     assert described[0] == described[2] != described[1]
 
 
+def test_a_description_notices_what_a_file_made_of_code_from_elsewhere(tmp_path: Path) -> None:
+    text = """
+from functools import partial
+from rollbook.envs.arithmetic import Arithmetic as Mine
+bonus = {number}
+def reply(text, request): return text
+policy = partial(reply, "{number}")
+"""
+    described = []
+    for folder, number in (("a", 1), ("b", 2), ("c", 1)):
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / "env.py"
+        path.write_text(text.format(number=number))
+        said = describe_agent({"name": f"{path}:Mine"}, {"kind": "scripted", "script": f"{path}:policy"})
+        described.append((said["env"]["source_sha256"], said["policy"]["source_sha256"]))
+    first, second, third = described
+    assert first == third
+    assert first[0] != second[0]
+    assert first[1] != second[1]
+
+
 def test_a_description_of_a_server_says_what_is_known() -> None:
     assert describe_agent({"name": "gym", "url": "http://h"}) == {"env": {"name": "gym"}}

@@ -7,9 +7,9 @@ server is, how to log in and how long to wait do not; everything else does, the 
 from __future__ import annotations
 
 import difflib
-import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from itertools import islice
 from typing import Any, Literal
@@ -18,7 +18,13 @@ import msgspec
 
 from rollbook.envs.agent import Agent, EnvironmentAgent
 from rollbook.envs.base import what_and_where
-from rollbook.envs.registry import environment_class, environment_factory, load_module, source_digest
+from rollbook.envs.registry import (
+    digest_of_modules,
+    environment_class,
+    environment_factory,
+    load_module,
+    source_digest,
+)
 from rollbook.errors import RollbookError, UsageError
 from rollbook.policies.base import Policy
 from rollbook.policies.openai import OpenAIPolicy, OpenAISettings
@@ -178,11 +184,18 @@ def _describe_policy(policy: Mapping[str, Any]) -> dict[str, Any]:
     scripted = typed(policy, ScriptedSettings, "policy")
     described: dict[str, Any] = {"kind": "scripted", "script": scripted.script}
     if isinstance(scripted.script, str):
-        source = inspect.getsource(
-            inspect.getmodule(_function(scripted.script)) or _function(scripted.script)
-        )
-        described["source_sha256"] = hashlib.sha256(source.encode()).hexdigest()
+        described["source_sha256"] = _script_digest(scripted.script)
     return described
+
+
+def _script_digest(script: str) -> str | None:
+    """Of the file that the name was loaded from, and of the one that its function was written in."""
+    function = _function(script)
+    while isinstance(function, partial):
+        function = function.func
+    loaded = load_module(script.rpartition(":")[0], f"policy.script {script!r}")
+    written_in = inspect.getmodule(function) or loaded
+    return digest_of_modules(written_in.__name__, loaded.__name__)
 
 
 def _without_operation(settings: Mapping[str, Any]) -> dict[str, Any]:

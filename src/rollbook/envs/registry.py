@@ -73,10 +73,16 @@ def environment_factory(name: str, settings: Mapping[str, Any]) -> SharingFactor
 def source_digest(name: str) -> str | None:
     """A digest of the code an environment was loaded from: grading that changed is not the same grading."""
     kind = environment_class(name)
+    # What the file only imports, it may still have changed.
+    loaded = load_module(BUILT_IN.get(name, name).rpartition(":")[0], f"env.name {name!r}")
+    return digest_of_modules(kind.__module__, loaded.__name__, *kind.sources)
+
+
+def digest_of_modules(*names: str) -> str | None:
     digest = hashlib.sha256()
     try:
-        for module in (kind.__module__, *kind.sources):
-            digest.update(inspect.getsource(importlib.import_module(module)).encode())
+        for name in dict.fromkeys(names):
+            digest.update(inspect.getsource(importlib.import_module(name)).encode())
     except (OSError, TypeError):
         return None
     return digest.hexdigest()

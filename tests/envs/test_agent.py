@@ -11,6 +11,7 @@ import pytest
 from env_helpers import failure_of, question, run, run_one
 from rollbook.envs import Environment, Feedback, Start, Task, single_turn
 from rollbook.envs.agent import EnvironmentAgent
+from rollbook.envs.base import SharingFactory
 from rollbook.policies.base import FailureKind, Message, Request, RolloutFailure
 from rollbook.policies.scripted import ScriptedPolicy
 
@@ -151,6 +152,34 @@ def test_a_result_is_kept_when_closing_breaks_and_that_is_said_once(
     assert said.levelname == "WARNING"
     assert "broken here (" in said.getMessage()
     assert "test_agent.py:" in said.getMessage()
+
+
+def test_all_that_is_shared_is_closed_though_one_of_it_breaks(caplog: pytest.LogCaptureFixture) -> None:
+    closed: list[bool] = []
+
+    class Resource:
+        def __init__(self, close: Callable[[], Any]) -> None:
+            self.close = close
+
+    class Sharing(Environment):
+        def __init__(self, **shared: Any) -> None:
+            pass
+
+        @classmethod
+        def shared(cls, **settings: Any) -> dict[str, Any]:
+            last = Resource(lambda: closed.append(True))
+            return {"table": Resource(_raise), "client": Resource(_raise_later), "last": last}
+
+        step = _fine
+
+    agent = EnvironmentAgent(SharingFactory(Sharing, {}), ScriptedPolicy("x"))
+    assert run_one(agent, question()).reward == 1.0
+    assert closed == [True]
+    said = [record.getMessage() for record in caplog.records if record.name == "rollbook"]
+    assert [line.partition(" (")[0] for line in said] == [
+        "Sharing: closing 'table': ValueError: broken here",
+        "Sharing: closing 'client': ValueError: broken here",
+    ]
 
 
 def test_rewards_that_add_up_to_no_finite_number_are_a_failure() -> None:

@@ -15,14 +15,17 @@ are a function:
 from __future__ import annotations
 
 import functools
+import logging
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import msgspec
 
-from rollbook.policies.base import Completion, Message
+from rollbook.policies.base import Completion, Message, is_for_the_task
 from rollbook.policies.conversion import text_of
+
+_log = logging.getLogger("rollbook")
 
 
 class Task(msgspec.Struct):
@@ -101,11 +104,16 @@ class SharingFactory:
         return self._kind(**self._arguments)
 
     async def close(self) -> None:
-        for resource in self._shared.values():
-            close = getattr(resource, "close", None)
-            closing = close() if close is not None else None
-            if isinstance(closing, Awaitable):
-                await closing
+        for name, resource in self._shared.items():
+            try:
+                close = getattr(resource, "close", None)
+                closing = close() if close is not None else None
+                if isinstance(closing, Awaitable):
+                    await closing
+            except BaseException as error:  # the episodes are over, and the others want closing too
+                if is_for_the_task(error):
+                    raise
+                _log.warning("%s: closing %r: %s", self._kind.__name__, name, what_and_where(error))
 
 
 def what_and_where(error: BaseException) -> str:

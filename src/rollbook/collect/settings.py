@@ -152,7 +152,26 @@ def load_settings(words: Sequence[str], *, config: Path | None = None) -> Collec
             word = f"responses_create_params.{meant}={values[name]}"
             raise UsageError(f"unknown key {name!r}; what is asked of the model is typed like this: {word}")
     own_defaults = _with_defaults() & {name for name, value in values.items() if value is None}
-    return typed({name: value for name, value in values.items() if name not in own_defaults}, CollectSettings)
+    given = {name: value for name, value in values.items() if name not in own_defaults}
+    settings = typed(given, CollectSettings)
+    _refuse_another_model(settings)
+    return settings
+
+
+def _refuse_another_model(settings: CollectSettings) -> None:
+    """A policy asks for its own model, whatever is typed here; results must not name one that nobody asked.
+
+    An agent server (`gym`) brings a policy of its own, and is told which model.
+    """
+    model = settings.responses_create_params.get("model")
+    agent = settings.agents.get(settings.agent_name)
+    own = agent.policy.get("model") if agent and agent.policy else None
+    if model is not None and own is not None and model != own:
+        key = f"agents.{settings.agent_name}.policy.model"
+        raise UsageError(
+            f"responses_create_params.model is {model!r}, but the model asked is that of {key}, {own!r}; "
+            f"write {key}={model} instead"
+        )
 
 
 def _with_defaults() -> set[str]:

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from collecting import config, settings
+from collecting import config, settings, small_input, words
+from rollbook.cli.main import main
+from rollbook.collect.settings import likely_slips
 from rollbook.errors import UsageError
 
 OPENAI = {"kind": "openai", "base_url": "http://127.0.0.1:1/v1", "model": "m"}
@@ -26,3 +28,38 @@ def test_an_agent_server_is_told_which_model(tmp_path: Path) -> None:
     agent = {"env": {"name": "gym", "url": "http://127.0.0.1:1"}}
     (tmp_path / "rollbook.yaml").write_text(yaml.safe_dump({"agents": {"a": agent}}))
     assert settings(tmp_path, "+responses_create_params.model=z").responses_create_params == {"model": "z"}
+
+
+def test_a_misspelt_parameter_is_told_and_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small_input(tmp_path, 1)
+    config(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["collect", *words(tmp_path, "+responses_create_params.temprature=0.3")])
+    assert ended.value.code == 0
+    said = capsys.readouterr().err
+    assert said.count("responses_create_params.temprature is sent as it is; did you mean 'temperature'?") == 1
+
+
+@pytest.mark.parametrize("name", ["max_ouput_tokens", "topp", "top-p", "Temperature", "max_token", "seeds"])
+def test_names_that_look_like_a_slip(name: str) -> None:
+    assert len(likely_slips({name: 1})) == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("temperature", "max_tokens", "max_output_tokens", "top_logprobs", "reasoning", "n", "metadata"),
+        *(
+            "min_p",
+            "min_tokens",
+            "top_a",
+            "repeat_penalty",
+            "prompt_logprobs",
+            "length_penalty",
+            "ignore_eos",
+        ),
+        *("stop_token_ids", "max_new_tokens", "guided_json", "best_of", "typical_p", "priority"),
+    ],
+)
+def test_known_names_and_those_of_engines_are_no_slips(name: str) -> None:
+    assert likely_slips({name: 1}) == []

@@ -76,7 +76,7 @@ def collect(
     as_json: AsJson = False,
 ) -> None:
     """Collect rollouts: +agent_name=... +input_jsonl_fpath=... +output_jsonl_fpath=... and more."""
-    from rollbook.collect.settings import load_settings
+    from rollbook.collect.settings import likely_slips, load_settings
 
     checker: Standby[Checked] = context.obj
     given = list(words or [])
@@ -88,6 +88,8 @@ def collect(
             "nothing to collect; add agent_name=... input_jsonl_fpath=... output_jsonl_fpath=..."
         )
     settings = load_settings(given, config=config)
+    for line in likely_slips(settings.responses_create_params):
+        _say(line)
     if dry_run or detach or settings.input_jsonl_fpath is None:
         checker.close()
     if dry_run:

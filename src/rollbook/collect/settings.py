@@ -30,6 +30,7 @@ _OTHER_NAMES = dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_to
 _OTHER_FORMATS = {".parquet", ".arrow", ".feather", ".csv", ".tsv", ".gz", ".zst", ".bz2", ".xz", ".zip"}
 _MADE_OF_LINES = {".parquet": ".parquet", ".gz": ".jsonl.gz", ".zst": ".jsonl.zst"}  # by `rollbook data`
 _DURATIONS = {"stop_after": "stop_after (--stop-after)", "drain_for": "drain_for"}
+_LIKE_A_SLIP = 0.85  # of 1: `temprature` is, `min_tokens` beside `max_tokens` is not
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 Resume = Literal["never", "if-possible", "always"]
 
@@ -172,6 +173,20 @@ def _refuse_another_model(settings: CollectSettings) -> None:
             f"responses_create_params.model is {model!r}, but the model asked is that of {key}, {own!r}; "
             f"write {key}={model} instead"
         )
+
+
+def likely_slips(params: Mapping[str, Any]) -> list[str]:
+    """A line for each parameter that looks like a known one misspelt; others may be an engine's own."""
+    if not params:
+        return []
+    from rollbook.policies.conversion import KNOWN_PARAMS
+
+    said = []
+    for name in params.keys() - KNOWN_PARAMS:
+        plain = name.lower().replace("-", "_")
+        if near := difflib.get_close_matches(plain, KNOWN_PARAMS, n=1, cutoff=_LIKE_A_SLIP):
+            said.append(f"responses_create_params.{name} is sent as it is; did you mean {near[0]!r}?")
+    return sorted(said)
 
 
 def _with_defaults() -> set[str]:

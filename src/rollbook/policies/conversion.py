@@ -43,6 +43,17 @@ _NOT_CHAT = _NOT_SAMPLING | {
     "text",
     "truncation",
 }
+# What a request by either dialect may hold, to tell a slip of the fingers from a name only an engine knows.
+KNOWN_PARAMS = frozenset({*_CHAT_PARAMS, *_CHAT_PARAMS.values(), *_NOT_CHAT}) | {
+    "logit_bias",
+    "logprobs",
+    "max_completion_tokens",
+    "n",
+    "reasoning_effort",
+    "response_format",
+    "store",
+    "top_logprobs",
+}
 # A call: where its arguments are. A custom tool takes text as it is, which chat has for arguments as well.
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 _NO_ARGUMENTS = {"function_call": "{}", "custom_tool_call": ""}

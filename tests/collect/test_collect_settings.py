@@ -9,7 +9,7 @@ import yaml
 
 from collecting import config, settings, small_input, words
 from rollbook.cli.main import main
-from rollbook.collect.settings import likely_slips
+from rollbook.collect.settings import likely_slips, load_settings
 from rollbook.errors import UsageError
 
 OPENAI = {"kind": "openai", "base_url": "http://127.0.0.1:1/v1", "model": "m"}
@@ -63,3 +63,22 @@ def test_names_that_look_like_a_slip(name: str) -> None:
 )
 def test_known_names_and_those_of_engines_are_no_slips(name: str) -> None:
     assert likely_slips({name: 1}) == []
+
+
+def test_the_home_directory_may_be_written_as_a_tilde(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config(tmp_path, input_jsonl_fpath="~/tasks.jsonl")
+    given = load_settings(
+        ["agent_name=a", "+output_jsonl_fpath=~/x.jsonl"], config=tmp_path / "rollbook.yaml"
+    )
+    assert given.input_jsonl_fpath == f"{tmp_path}/tasks.jsonl"
+    assert given.output_jsonl_fpath == f"{tmp_path}/x.jsonl"
+
+
+@pytest.mark.parametrize("name", ["input_jsonl_fpath", "output_jsonl_fpath"])
+def test_a_stream_is_refused_where_a_file_is_needed(name: str, tmp_path: Path) -> None:
+    config(tmp_path)
+    with pytest.raises(UsageError, match=f"{name}=- is no file, .*write {name}=NAME.jsonl"):
+        settings(tmp_path, f"{name}=-")

@@ -11,6 +11,7 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +24,8 @@ from rollbook.runs.settings import merge, parse_words, read_yaml, typed
 DEFAULT_FILE = Path("rollbook.yaml")
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([dhms])")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
-_TEXTS = ("agent_name", "input_jsonl_fpath", "output_jsonl_fpath")
+_PATHS = ("input_jsonl_fpath", "output_jsonl_fpath")
+_TEXTS = ("agent_name", *_PATHS)
 _SAMPLING = {"temperature", "top_p", "top_k", "min_p", "max_output_tokens", "stop", "reasoning"}
 _SAMPLING |= {"presence_penalty", "frequency_penalty", "repetition_penalty", "top_logprobs", "tool_choice"}
 _OTHER_NAMES = dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens"), "max_output_tokens")
@@ -141,6 +143,7 @@ def load_settings(words: Sequence[str], *, config: Path | None = None) -> Collec
         values = merge(values, read_yaml(Path(words[0])))
         words = words[1:]
     values = merge(values, parse_words(words)) | _texts(words)
+    values |= {name: _file(name, values[name]) for name in _PATHS if isinstance(values.get(name), str)}
     for name in _DURATIONS:
         if isinstance(values.get(name), int | float):
             values[name] = str(values[name])  # `90` in YAML: as wrong as "90", and told so
@@ -202,6 +205,17 @@ def _texts(words: Sequence[str]) -> dict[str, str]:
         if typed_in.get(name) == "":  # a shell variable that is not set
             raise UsageError(f"{name} is empty; give it a value, or leave it out")
     return {name: typed_in[name] for name in _TEXTS if not isinstance(read.get(name), str | None)}
+
+
+def _file(name: str, path: str) -> str:
+    """The shell leaves a `~` after `name=` as it is."""
+    if path == "-":
+        raise UsageError(
+            f"{name}=- is no file, and a collection needs one, to be resumed; write {name}=NAME.jsonl"
+        )
+    with suppress(RuntimeError):  # nobody has that name: it is a file's
+        return str(Path(path).expanduser()) if path.startswith("~") else path
+    return path
 
 
 def _agents(agents: Any) -> dict[str, Any]:

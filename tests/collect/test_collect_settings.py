@@ -82,3 +82,8 @@ def test_a_stream_is_refused_where_a_file_is_needed(name: str, tmp_path: Path) -
     config(tmp_path)
     with pytest.raises(UsageError, match=f"{name}=- is no file, .*write {name}=NAME.jsonl"):
         settings(tmp_path, f"{name}=-")
+
+
+def test_a_misspelt_key_is_named_before_the_one_that_is_missing_for_it() -> None:
+    with pytest.raises(UsageError, match="unknown key 'agent_nam'; did you mean 'agent_name'"):
+        load_settings(["+agent_nam=chat", "+output_jsonl_fpath=x.jsonl"])

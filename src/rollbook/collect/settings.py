@@ -19,7 +19,7 @@ import msgspec
 
 from rollbook.collect.retry import RetrySettings
 from rollbook.errors import UsageError
-from rollbook.runs.settings import merge, parse_words, read_yaml, typed
+from rollbook.runs.settings import merge, parse_words, read_yaml, refuse_unknown, typed
 
 DEFAULT_FILE = Path("rollbook.yaml")
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([dhms])")
@@ -147,19 +147,24 @@ def load_settings(words: Sequence[str], *, config: Path | None = None) -> Collec
     for name in _DURATIONS:
         if isinstance(values.get(name), int | float):
             values[name] = str(values[name])  # `90` in YAML: as wrong as "90", and told so
+    _refuse_unknown_names(values)  # before what is missing, which may be there misspelt
     for name in ("agent_name", "output_jsonl_fpath"):
         if values.get(name) is None:
             raise UsageError(f"{name} is missing; add {name}=...")
     values["agents"] = _agents(values.get("agents") or {})
-    for name in values:
-        if (meant := _OTHER_NAMES.get(name, name)) in _SAMPLING:
-            word = f"responses_create_params.{meant}={values[name]}"
-            raise UsageError(f"unknown key {name!r}; what is asked of the model is typed like this: {word}")
     own_defaults = _with_defaults() & {name for name, value in values.items() if value is None}
     given = {name: value for name, value in values.items() if name not in own_defaults}
     settings = typed(given, CollectSettings)
     _refuse_another_model(settings)
     return settings
+
+
+def _refuse_unknown_names(values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if (meant := _OTHER_NAMES.get(name, name)) in _SAMPLING:
+            word = f"responses_create_params.{meant}={value}"
+            raise UsageError(f"unknown key {name!r}; what is asked of the model is typed like this: {word}")
+    refuse_unknown(values, CollectSettings)
 
 
 def _refuse_another_model(settings: CollectSettings) -> None:

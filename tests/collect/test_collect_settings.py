@@ -87,3 +87,15 @@ def test_a_stream_is_refused_where_a_file_is_needed(name: str, tmp_path: Path) -
 def test_a_misspelt_key_is_named_before_the_one_that_is_missing_for_it() -> None:
     with pytest.raises(UsageError, match="unknown key 'agent_nam'; did you mean 'agent_name'"):
         load_settings(["+agent_nam=chat", "+output_jsonl_fpath=x.jsonl"])
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("+resume_from_cache=true", "to resume is the default here; .*--resume"),
+        ("+prompt_config=p.yaml", r"in each row here, in responses_create_params\.input"),
+    ],
+)
+def test_keys_of_the_collector_people_come_from_are_answered(word: str, said: str) -> None:
+    with pytest.raises(UsageError, match=f"unknown key .*{said}"):
+        load_settings([word])

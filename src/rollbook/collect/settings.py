@@ -29,6 +29,10 @@ _TEXTS = ("agent_name", *_PATHS)
 _SAMPLING = {"temperature", "top_p", "top_k", "min_p", "max_output_tokens", "stop", "reasoning"}
 _SAMPLING |= {"presence_penalty", "frequency_penalty", "repetition_penalty", "top_logprobs", "tool_choice"}
 _OTHER_NAMES = dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens"), "max_output_tokens")
+_OTHERS_KEYS = {
+    "resume_from_cache": "to resume is the default here; leave it out, or write --resume=never for false",
+    "prompt_config": "the whole prompt stands in each row here, in responses_create_params.input",
+}
 _OTHER_FORMATS = {".parquet", ".arrow", ".feather", ".csv", ".tsv", ".gz", ".zst", ".bz2", ".xz", ".zip"}
 _MADE_OF_LINES = {".parquet": ".parquet", ".gz": ".jsonl.gz", ".zst": ".jsonl.zst"}  # by `rollbook data`
 _DURATIONS = {"stop_after": "stop_after (--stop-after)", "drain_for": "drain_for"}
@@ -164,6 +168,8 @@ def _refuse_unknown_names(values: Mapping[str, Any]) -> None:
         if (meant := _OTHER_NAMES.get(name, name)) in _SAMPLING:
             word = f"responses_create_params.{meant}={value}"
             raise UsageError(f"unknown key {name!r}; what is asked of the model is typed like this: {word}")
+        if name in _OTHERS_KEYS:
+            raise UsageError(f"unknown key {name!r}; {_OTHERS_KEYS[name]}")
     refuse_unknown(values, CollectSettings)
 
 

@@ -214,8 +214,15 @@ def test_a_status_is_a_kind_of_failure(status: int, kind: FailureKind) -> None:
     assert "so it is" in str(failed)
 
 
-def test_refused_key_says_where_keys_come_from() -> None:
-    assert "policy.api_key_env" in str(failure(Told({}, status=401)))
+def test_refused_key_says_where_keys_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINE", "k")
+    refused = failure(Told({}, status=401), api_key_env="MINE")
+    assert "the key comes from policy.api_key_env, now 'MINE'" in str(refused)
+
+
+def test_a_refusal_without_a_key_says_how_to_set_one() -> None:
+    said = str(failure(Told({}, status=401)))
+    assert "no key is sent; type export MY_API_KEY=... and set policy.api_key_env: MY_API_KEY" in said
 
 
 def test_retry_after_in_seconds_milliseconds_and_as_a_date() -> None:

@@ -111,7 +111,7 @@ class OpenAIPolicy:
             headers={**settings.headers, **bearer(settings.api_key_env, key)},
             connect_timeout_s=settings.connect_timeout_s,
             total_timeout_s=settings.total_timeout_s,
-            refusal_hint=f"the key comes from {key}, now {settings.api_key_env!r}",
+            refusal_hint=_about_the_key(settings.api_key_env, key),
         )
 
     async def act(self, request: Request) -> Completion:
@@ -160,6 +160,12 @@ class OpenAIPolicy:
         """The row's sampling parameters over the policy's; rows of this ecosystem hold many nulls."""
         own = {key: value for key, value in request.params.items() if value is not None}
         return {**self._settings.params, **own}
+
+
+def _about_the_key(variable: str | None, key: str) -> str:
+    if variable is None:
+        return f"no key is sent; type export MY_API_KEY=... and set {key}: MY_API_KEY"
+    return f"the key comes from {key}, now {variable!r}"
 
 
 def _from_chat_answer(data: bytes) -> Completion:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import orjson
 import pytest
 import yaml
 
-from collecting import config, settings, small_input, words
+from collecting import config, row, settings, small_input, words, write_rows
 from rollbook.cli.main import main
+from rollbook.collect.collector import collect
 from rollbook.collect.settings import likely_slips, load_settings
 from rollbook.errors import UsageError
 
@@ -99,3 +101,52 @@ def test_a_misspelt_key_is_named_before_the_one_that_is_missing_for_it() -> None
 def test_keys_of_the_collector_people_come_from_are_answered(word: str, said: str) -> None:
     with pytest.raises(UsageError, match=f"unknown key .*{said}"):
         load_settings([word])
+
+
+def beside(directory: Path) -> Path:
+    """A config with an environment and a script named by files that stand beside it."""
+    agent = {"env": {"name": "my.py:graded"}, "policy": {"kind": "scripted", "script": "my.py:act"}}
+    directory.mkdir()
+    (directory / "rb.yaml").write_text(yaml.safe_dump({"agents": {"a": agent}}))
+    (directory / "my.py").write_text(
+        "from rollbook.envs import single_turn\n\n\n@single_turn\ndef graded(task, answer):\n"
+        "    return answer == task.row['expected_answer']\n\n\ndef act(request):\n    return '2'\n"
+    )
+    return directory / "rb.yaml"
+
+
+def test_a_file_beside_its_config_is_found_from_any_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = beside(tmp_path / "conf")
+    given = ["agent_name=a", f"input_jsonl_fpath={small_input(tmp_path, 4)}"]
+    given += [f"output_jsonl_fpath={tmp_path / 'out.jsonl'}", "workers=2"]
+    monkeypatch.chdir(tmp_path)
+    assert collect(load_settings([*given, "limit=2"], config=Path("conf/rb.yaml"))).reward_mean == 1.0
+    manifest = orjson.loads((tmp_path / "out_manifest.json").read_bytes())
+    assert manifest["meaning"]["agent"]["env"]["name"] == "my.py:graded"
+    monkeypatch.chdir(path.parent)
+    assert collect(load_settings(given, config=Path("rb.yaml"))).done == 4
+
+
+def test_a_file_in_the_working_directory_comes_before_one_beside_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = beside(tmp_path / "conf")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.py").write_text((path.parent / "my.py").read_text())
+    given = load_settings(["agent_name=a", "output_jsonl_fpath=out.jsonl"], config=path)
+    assert given.agent.env == {"name": "my.py:graded"}
+
+
+def test_a_file_that_is_nowhere_is_refused_with_both_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = beside(tmp_path / "conf")
+    (path.parent / "my.py").unlink()
+    write_rows(tmp_path / "in.jsonl", [row("t0")])
+    monkeypatch.chdir(tmp_path)
+    words = ["agent_name=a", "input_jsonl_fpath=in.jsonl", "output_jsonl_fpath=out.jsonl"]
+    places = f"{tmp_path}/my.py and {tmp_path}/conf/my.py"
+    with pytest.raises(UsageError, match=f"'my.py:graded': no file my.py; looked for {places}$"):
+        collect(load_settings(words, config=path))

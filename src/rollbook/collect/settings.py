@@ -140,11 +140,11 @@ def load_settings(words: Sequence[str], *, config: Path | None = None) -> Collec
     """`words` are `key=value`; the first may be the path of a YAML file."""
     values: dict[str, Any] = {}
     if config is not None:
-        values = read_yaml(config)
+        values = _read_config(config)
     elif DEFAULT_FILE.exists():
         values = read_yaml(DEFAULT_FILE)
     if words and "=" not in words[0]:
-        values = merge(values, read_yaml(Path(words[0])))
+        values = merge(values, _read_config(Path(words[0])))
         words = words[1:]
     values = merge(values, parse_words(words)) | _texts(words)
     values |= {name: _file(name, values[name]) for name in _PATHS if isinstance(values.get(name), str)}
@@ -187,6 +187,28 @@ def _refuse_another_model(settings: CollectSettings) -> None:
             f"responses_create_params.model is {model!r}, but the model asked is that of {key}, {own!r}; "
             f"write {key}={model} instead"
         )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Files of code that it names are looked for in the working directory, then beside it."""
+    values = read_yaml(path)
+    directory = path.parent.resolve()
+    agents = values.get("agents")
+    if directory == Path.cwd() or not isinstance(agents, Mapping):
+        return values
+    for agent in agents.values():
+        for part, key in (("env", "name"), ("policy", "script")):
+            below = agent.get(part) if isinstance(agent, Mapping) else None
+            if isinstance(below, dict) and _is_file_elsewhere(below.get(key)):
+                from rollbook.envs.registry import named_beside
+
+                below[key] = named_beside(below[key], directory)
+    return values
+
+
+def _is_file_elsewhere(name: Any) -> bool:
+    place = Path(name.rpartition(":")[0]) if isinstance(name, str) else Path()
+    return place.suffix == ".py" and not place.is_absolute() and not place.exists()
 
 
 def likely_slips(params: Mapping[str, Any]) -> list[str]:

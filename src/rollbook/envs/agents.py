@@ -19,6 +19,7 @@ import msgspec
 from rollbook.envs.agent import Agent, EnvironmentAgent
 from rollbook.envs.base import what_and_where
 from rollbook.envs.registry import (
+    as_written,
     digest_of_modules,
     environment_class,
     environment_factory,
@@ -145,7 +146,7 @@ def describe_agent(
     name, settings = _named(env)
     if name == GYM:
         return {"env": {"name": GYM}}
-    described: dict[str, Any] = {"name": name, **_without_operation(settings)}
+    described: dict[str, Any] = {"name": as_written(name), **_without_operation(settings)}
     if name.startswith(VERIFIERS):
         from rollbook.envs.verifiers_bridge import versions_of
 
@@ -184,6 +185,7 @@ def _describe_policy(policy: Mapping[str, Any]) -> dict[str, Any]:
     scripted = typed(policy, ScriptedSettings, "policy")
     described: dict[str, Any] = {"kind": "scripted", "script": scripted.script}
     if isinstance(scripted.script, str):
+        described["script"] = as_written(scripted.script)
         described["source_sha256"] = _script_digest(scripted.script)
     return described
 
@@ -232,7 +234,7 @@ def _function(script: str) -> Callable[..., Any]:
             f"policy.script {script!r} names no function; write module:function or path.py:function, "
             "or the replies as a list"
         )
-    found = getattr(load_module(place, f"policy.script {script!r}"), name, None)
+    found = getattr(load_module(place, f"policy.script {as_written(script)!r}"), name, None)
     if not callable(found):
         raise UsageError(f"policy.script {script!r}: {place} has no function {name}")
     function: Callable[..., Any] = found

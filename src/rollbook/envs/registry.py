@@ -21,6 +21,19 @@ BUILT_IN = {
     "calculator": "rollbook.envs.calculator:Calculator",
     "dataset": "rollbook.envs.dataset:Dataset",
 }
+# In the name of a file: before it stands where its config is, after it what the config says.
+_BESIDE = "/./"
+
+
+def named_beside(name: str, directory: Path) -> str:
+    """`path.py:Class` as a config in that directory names it, good in any working directory."""
+    return f"{directory}{_BESIDE}{name}"
+
+
+def as_written(name: str) -> str:
+    """As the config has it, so that what is compared does not hang on where a collection was started."""
+    directory, _, written = name.partition(_BESIDE)
+    return written if written and directory.startswith("/") else name
 
 
 def environment_class(name: str) -> type[Environment]:
@@ -31,7 +44,7 @@ def environment_class(name: str) -> type[Environment]:
         near = difflib.get_close_matches(name, BUILT_IN, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"built in: {', '.join(BUILT_IN)}"
         raise UsageError(f"env.name {name!r} is not known; {hint} Your own: module:Class or path.py:Class")
-    module = load_module(place, f"env.name {name!r}")
+    module = load_module(place, f"env.name {as_written(name)!r}")
     found = getattr(module, attribute, None)
     if found is None:
         names = [key for key, value in vars(module).items() if _is_environment(value)]
@@ -104,7 +117,7 @@ def load_module(place: str, where: str) -> ModuleType:
     """A module by its dotted name or by the path of its file; `where` is what asks, for messages."""
     try:
         if place.endswith(".py"):
-            return _from_file(Path(place), where)
+            return _from_file(place, where)
         look_here_too()
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
@@ -125,9 +138,11 @@ def look_here_too() -> None:
         sys.path.append(here)
 
 
-def _from_file(path: Path, where: str) -> ModuleType:
+def _from_file(place: str, where: str) -> ModuleType:
+    path, written = Path(place), as_written(place)
     if not path.exists():
-        raise UsageError(f"{where}: no file {path}")
+        places = [str(Path.cwd() / written)] + ([str(path)] if written != place else [])
+        raise UsageError(f"{where}: no file {written}; looked for {' and '.join(places)}")
     # Under a name of its own: two files called env.py must not take each other's place.
     name = f"rollbook_env_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
     if name in sys.modules:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,14 @@ def test_settings_nobody_takes_are_refused_before_the_first_row(mine: Path) -> N
         build_agent({"name": f"{mine}:Mine", "bonos": 1}, SCRIPTED)
     with pytest.raises(UsageError, match="it takes: wanted"):
         build_agent({"name": f"{mine}:graded", "want": 1}, SCRIPTED)
+
+
+@pytest.mark.parametrize("parameters", ["(answer)", "()", "(*, task, answer)"])
+def test_a_grading_function_of_other_parameters_is_told_which_it_takes(parameters: str, mine: Path) -> None:
+    mine.write_text(MINE.replace('(task, answer, wanted="42")', parameters))
+    said = re.escape(f"takes (task, answer), and this one {parameters}; the row is task.row")
+    with pytest.raises(UsageError, match=said):
+        build_agent({"name": f"{mine}:graded"}, SCRIPTED)
 
 
 def test_scripts_by_path_module_and_list(mine: Path) -> None:

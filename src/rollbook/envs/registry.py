@@ -66,6 +66,7 @@ def environment_factory(name: str, settings: Mapping[str, Any]) -> SharingFactor
     try:
         kind(**settings)
         if issubclass(kind, SingleTurn):
+            _refuse_other_parameters(name, kind)
             inspect.signature(kind.grader).bind(None, "", **settings)
     except TypeError as error:
         raise UsageError(
@@ -81,6 +82,17 @@ def environment_factory(name: str, settings: Mapping[str, Any]) -> SharingFactor
         raise
     except BaseException as error:
         raise UsageError(f"env {name!r}: its shared() failed: {what_and_where(error)}") from error
+
+
+def _refuse_other_parameters(name: str, kind: type[SingleTurn]) -> None:
+    signature = inspect.signature(kind.grader)
+    try:
+        signature.bind_partial(None, "")
+    except TypeError:
+        raise UsageError(
+            f"env {as_written(name)!r}: a grading function takes (task, answer), and this one {signature}; "
+            "the row is task.row"
+        ) from None
 
 
 def source_digest(name: str) -> str | None:

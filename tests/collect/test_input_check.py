@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from collecting import write_rows
 from rollbook import forked
 from rollbook.collect import input_pass
 from rollbook.collect.input_check import InputCheck
@@ -182,3 +183,14 @@ def test_rows_of_a_dataset_without_an_expected_answer_are_refused_together(tmp_p
     assert re.search(r"in\.jsonl:5: expected .*, got `null` - at `answer`", str(refused.value))
     for other in ({"grader": "regex"}, {"name": "own.py:Env"}, {"answer_key": "id"}):
         assert len(result({**env, **other}).hashes) == 8 * len(lines)
+
+
+def test_rows_of_another_shape_are_shown_a_good_one_once(tmp_path: Path) -> None:
+    others = [{"prompt": "2 + 2?"}, {"messages": []}, {"question": "2 + 2?", "answer": "4"}]
+    path = write_rows(tmp_path / "in.jsonl", others * 10)
+    with pytest.raises(UsageError, match="30 rows") as refused:
+        InputCheck(path, None).result()
+    said = str(refused.value)
+    (example,) = [part for part in said.splitlines() if "a good row is like this: " in part]
+    write_rows(path, [json.loads(example.partition("like this: ")[2])])
+    assert InputCheck(path, None).result().problems == []

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from rollbook.collect.input_rows import Agents, Checked, InputRow, Params, task_id
+from rollbook.collect.input_rows import A_GOOD_ROW, Agents, Checked, InputRow, Params, task_id
 from rollbook.forked import SharedWork, is_alone
 from rollbook.records.row_blocks import LineBlock, decode_block, line_blocks, line_parts
 
@@ -58,6 +58,7 @@ def _with(needed: str | None, kind: type[msgspec.Struct]) -> Any:
     )
 
 
+_LACKS = "it has no"
 _MALFORMED = (msgspec.MsgspecError, orjson.JSONDecodeError, RecursionError)
 
 
@@ -88,6 +89,7 @@ def check_input(file: Path, limit: int | None, agents: Agents) -> Checked:
         found.foreign_agents.update(part.foreign)
         found.places.extend((rows + row, start) for row, start in part.places)
         lines, rows = lines + part.lines, rows + len(part.hashes)
+    _show_a_good_row(found.problems)
     hashes = np.concatenate([np.asarray(part.hashes, dtype=np.int64) for part in parts])
     in_order = np.sort(hashes)
     return found._replace(hashes=hashes.tobytes(), has_repeats=bool(np.any(in_order[1:] == in_order[:-1])))
@@ -165,9 +167,17 @@ def _take_lines(
         found.hashes.append(hash(task_id(row, line.data)))
 
 
+def _show_a_good_row(problems: list[tuple[int, str]]) -> None:
+    """Once, with the first row that lacks something: the others lack it as well, as a rule."""
+    for place, (line, text) in enumerate(problems):
+        if text.startswith(_LACKS):
+            problems[place] = (line, f"{text}; a good row is like this: {A_GOOD_ROW}")
+            return
+
+
 def _problem(path: Path, line: Line, error: Exception) -> str:
     if line.data.startswith(codecs.BOM_UTF8):
         remove = rf"sed -i '1s/^\xEF\xBB\xBF//' {path}"
         return f"begins with a byte order mark; remove it: {remove}"
-    text = str(error).replace("`$.", "`").replace("Object missing", "it has no")
+    text = str(error).replace("`$.", "`").replace("Object missing", _LACKS)
     return f"{text[:1].lower()}{text[1:]}"

@@ -10,6 +10,11 @@ import orjson
 
 from rollbook.records.row_keys import content_id
 
+A_GOOD_ROW = (
+    '{"id": "sum-1", "responses_create_params": {"input": [{"role": "user", "content": "What is 2 + 2?"}]}, '
+    '"expected_answer": "4"}'
+)
+
 
 class Items(msgspec.Struct, array_like=True, gc=False):
     """An array whose items are checked to be JSON and skipped: keeping them takes three times as long."""

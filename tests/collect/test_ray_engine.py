@@ -63,6 +63,19 @@ def test_in_order_it_is_what_one_process_collects(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
+def test_a_reply_whose_grading_crashed_is_kept(tmp_path: Path) -> None:
+    small_input(tmp_path, 1)
+    config(tmp_path)
+    grader = (
+        "from rollbook.envs import single_turn\n\n@single_turn\ndef own(task, answer):\n    return 1 / 0\n"
+    )
+    (tmp_path / "own.py").write_text(grader)
+    run(tmp_path, "engine=ray", f"agents.a.env.name={tmp_path}/own.py:own")
+    (record,) = results(tmp_path / "out_failures.jsonl")
+    assert record["response"]["output"][0]["content"][0]["text"] == "2"
+
+
+@pytest.mark.usefixtures("cluster")
 def test_what_a_killed_actor_held_is_done_by_another(tmp_path: Path) -> None:
     once = tmp_path / "once"
     body = (

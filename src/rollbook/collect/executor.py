@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from rollbook.collect.limits import NotSent, ThrottledPolicy
-from rollbook.collect.rows import Item, Outcome, believable, make_task, output_line
+from rollbook.collect.rows import Item, Outcome, believable, make_task, output_line, response_so_far
 from rollbook.collect.settings import CollectSettings
 from rollbook.envs.agent import Agent, Episode
 from rollbook.envs.agents import build_agent
@@ -58,6 +58,7 @@ class LocalExecutor:
     async def run(self, item: Item, *, alone: bool = False) -> Outcome:
         started = time.monotonic()
         outcome = Outcome(item.row, item.repeat)
+        episode: Episode | None = None
         try:
             task = self._task(item)
             episode = await self._agent.run(task)
@@ -73,9 +74,8 @@ class LocalExecutor:
             outcome.failure, outcome.message = failure.kind, _said(failure)
             outcome.status, outcome.retry_after = failure.status, failure.retry_after
             outcome.reply = failure.reply
-            if failure.usage is not None and failure.reply is None:  # or they are not lost yet
-                outcome.input_tokens = believable(failure.usage.input_tokens)
-                outcome.output_tokens = believable(failure.usage.output_tokens)
+            if failure.episode is not None:
+                _keep_replies(outcome, task, failure.episode)
         except NotSent:
             outcome.not_sent = True
         except BaseException as error:  # a bug in someone's code is that row's failure, not the run's
@@ -84,6 +84,8 @@ class LocalExecutor:
                 raise
             outcome = Outcome(item.row, item.repeat, failure=FailureKind.ENVIRONMENT)
             outcome.message = _said(what_and_where(error))
+            if episode is not None:
+                _keep_replies(outcome, task, episode)
         outcome.seconds = time.monotonic() - started
         return outcome
 
@@ -102,6 +104,14 @@ def cancelled_by_itself(item: Item) -> Outcome:
     """Of an item whose task was cancelled while those who run it want it to go on."""
     message = "the task of the rollout was cancelled by the environment's or the policy's own code"
     return Outcome(item.row, item.repeat, failure=FailureKind.ENVIRONMENT, message=message)
+
+
+def _keep_replies(outcome: Outcome, task: Task, episode: Episode) -> None:
+    """Of a rollout that failed after them: they are paid for."""
+    outcome.response = response_so_far(task, episode)
+    if outcome.reply is None:  # or they are not lost yet
+        outcome.input_tokens = believable(episode.usage.input_tokens)
+        outcome.output_tokens = believable(episode.usage.output_tokens)
 
 
 def _is_counted(episode: Episode) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -63,6 +64,7 @@ class Outcome(msgspec.Struct):
     status: int | None = None
     retry_after: float | None = None
     reply: Completion | None = None  # of a failure, for the next attempt
+    response: bytes = b""  # of a failure: what was said until then, as JSON
     not_sent: bool = False  # let go of by a drain before anything was asked: neither done nor failed
 
 
@@ -106,6 +108,27 @@ def output_line(item: Item, task: Task, episode: Episode) -> bytes:
         return orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:  # a torch scalar in a metric, a lone surrogate in an answer, a number past 64 bits
         return encode(_with_exact_numbers(to_plain(line), line))
+
+
+def response_so_far(task: Task, episode: Episode) -> bytes:
+    """The `response` of a rollout that failed, as JSON; nothing where nobody replied."""
+    replies = [completion.message for completion in episode.completions]
+    # What an environment says may be of no shape that a response has: then the replies alone are kept.
+    for messages in (episode.messages, replies):
+        if episode.response or messages:
+            with suppress(Exception):
+                told = msgspec.structs.replace(episode, messages=messages)
+                response = episode.response or _response(task, told)
+                return encode(_with_exact_numbers(to_plain(response), response))
+    return b""
+
+
+def response_of_reply(item: Item, reply: Completion) -> bytes:
+    """The same of a reply that waited to be judged, when the attempt at that told nothing."""
+    task = Task(item.task_id, row={}, messages=[], repeat=item.repeat)
+    episode = Episode(0.0, [reply.message], [], usage=reply.usage, model=reply.model, completions=[reply])
+    episode.stop_reason = reply.finish_reason
+    return response_so_far(task, episode)
 
 
 def _with_exact_numbers(plain: Any, value: Any) -> Any:

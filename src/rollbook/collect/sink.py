@@ -21,7 +21,7 @@ from rollbook.collect.journal import WITHOUT_USAGE, Entry, Journal
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.progress import Tally
 from rollbook.collect.retry import Attempts
-from rollbook.collect.rows import Item, Outcome, believable
+from rollbook.collect.rows import Item, Outcome, believable, response_of_reply
 from rollbook.errors import BadLineError
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.plain import encode, utc_now
@@ -74,6 +74,7 @@ class ResultSink:
         if reply := outcome.reply or item.reply:  # nobody will judge it any more
             outcome.input_tokens += believable(reply.usage.input_tokens)
             outcome.output_tokens += believable(reply.usage.output_tokens)
+            outcome.response = outcome.response or response_of_reply(item, reply)
         self._count_failure(outcome)
         self.tally.given_up += 1
         record = {
@@ -86,6 +87,8 @@ class ResultSink:
             "attempts": attempts.failures,
             "failed_at": utc_now(),
         }
+        if outcome.response:
+            record["response"] = orjson.Fragment(outcome.response)
         self._failures.append(encode(record))
         self._judge()
 

@@ -93,8 +93,14 @@ class EnvironmentAgent:
         try:
             await self._take_turns(environment, task, start, episode)
         except RolloutFailure as failure:
-            failure.usage = episode.usage  # the replies until then are paid for all the same
+            failure.episode = episode  # the replies until then are paid for all the same
             raise
+        except BaseException as error:
+            if not episode.messages or is_for_the_task(error):
+                raise
+            broken = RolloutFailure(FailureKind.ENVIRONMENT, what_and_where(error))
+            broken.episode = episode
+            raise broken from error
         episode.steps[-1].episode_done = True
         return episode
 
@@ -104,15 +110,14 @@ class EnvironmentAgent:
             completion = task.reply if turn == 0 else None
             if completion is None:
                 completion = await self._policy.act(Request(conversation, start.tools, task.params, turn))
-            episode.usage.add(completion.usage)
+            self._note(episode, completion, turn)  # before it is graded, which can fail
             feedback = await self._graded(environment, completion, turn)
             reward = _number(feedback.reward, environment)
-            self._note(episode, completion, turn)
             step = episode.steps[-1]
             step.reward, step.metrics, step.logs = reward, feedback.metrics, feedback.logs
             episode.reward = _number(episode.reward + reward, environment)
             conversation += (completion.message, *feedback.messages)
-            episode.messages += (completion.message, *feedback.messages)
+            episode.messages += feedback.messages
             if feedback.done:
                 episode.stop_reason = feedback.stop_reason or completion.finish_reason
                 return
@@ -131,8 +136,10 @@ class EnvironmentAgent:
     @staticmethod
     def _note(episode: Episode, completion: Completion, turn: int) -> None:
         usage = completion.usage
-        episode.model = completion.model
+        episode.usage.add(usage)
+        episode.model, episode.stop_reason = completion.model, completion.finish_reason
         episode.completions.append(completion)
+        episode.messages.append(completion.message)
         episode.steps.append(Step(step_idx=turn, ob_len=usage.input_tokens, ac_len=usage.output_tokens))
 
 

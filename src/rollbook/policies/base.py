@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
+
+if TYPE_CHECKING:
+    from rollbook.envs.agent import Episode
 
 Message = dict[str, Any]
 
@@ -38,7 +41,7 @@ class RolloutFailure(Exception):
     ) -> None:
         super().__init__(message)
         self.kind, self.status, self.retry_after = kind, status, retry_after
-        self.usage: Usage | None = None  # of the replies there were until then
+        self.episode: Episode | None = None  # as far as it came
         self.reply: Completion | None = None  # which only has to be judged again
 
 

@@ -204,3 +204,52 @@ def test_what_failed_attempts_used_is_counted_and_paid_for(tmp_path: Path, worke
         [*ROLLBOOK, "status", str(tmp_path / "out.jsonl")], capture_output=True, text=True, check=False
     )
     assert "lost:       60 in, 36 out, in attempts of the last session that failed" in shown.stdout
+
+
+FAILS_ONCE = """
+import pathlib
+from rollbook.envs import single_turn
+
+@single_turn
+def own(task, answer):
+    tried = pathlib.Path(__file__).with_name(task.id)
+    if tried.exists() or task.id == "t0":
+        return 1.0
+    tried.touch()
+    raise OSError("the tool broke")
+"""
+
+
+def fails_once(directory: Path) -> None:
+    """Two rows, of which the first is done by the first session, the second by the next one."""
+    small_input(directory, 2)
+    (directory / "own.py").write_text(FAILS_ONCE)
+    body = BY_PARITY.replace("if request.turn % 2 == 0 else Usage()", "")
+    agent = {"env": {"name": f"{directory}/own.py:own"}, "policy": script(directory, body)}
+    (directory / "rollbook.yaml").write_text(yaml.safe_dump({"agents": {"a": agent}}))
+
+
+def test_what_failed_attempts_of_earlier_sessions_used_is_still_paid_for(tmp_path: Path) -> None:
+    fails_once(tmp_path)
+    first, second, third = (run(tmp_path, *PRICES) for _ in range(3))
+    assert [(one.done, one.failed) for one in (first, second, third)] == [(1, 1), (2, 0), (2, 0)]
+    for progress in (first, second, third, read_progress(tmp_path / "out_progress.json")):
+        assert (progress.lost_input_tokens, progress.lost_output_tokens) == (5, 3)
+    assert (second.cost, third.cost) == (pytest.approx(3 * (5 * 10 + 3 * 100) / 1e6),) * 2
+
+
+@pytest.mark.parametrize("of_another", [True, False])
+def test_progress_that_says_nothing_of_this_output_is_not_counted(of_another: bool, tmp_path: Path) -> None:
+    fails_once(tmp_path)
+    run(tmp_path, *PRICES)
+    path = tmp_path / "out_progress.json"
+    other = orjson.dumps(orjson.loads(path.read_bytes()) | {"output": "out.json"})
+    path.write_bytes(other if of_another else b"{")
+    assert run(tmp_path, *PRICES).lost_output_tokens == 0
+
+
+def test_a_collection_that_begins_anew_has_lost_nothing_yet(tmp_path: Path) -> None:
+    fails_once(tmp_path)
+    run(tmp_path, *PRICES)
+    (tmp_path / "out.jsonl").unlink()
+    assert run(tmp_path, *PRICES).lost_output_tokens == 0

@@ -25,7 +25,7 @@ from rollbook.collect.manifest import Manifest, write_manifest
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.plan import Plan
 from rollbook.collect.prepare import Outlook, Prepared, outlook, prepare
-from rollbook.collect.progress import Progress, Tally, write_progress
+from rollbook.collect.progress import Progress, Tally, last_progress, write_progress
 from rollbook.collect.rows import Item
 from rollbook.collect.scheduler import Scheduler
 from rollbook.collect.settings import CollectSettings, seconds
@@ -198,11 +198,15 @@ def _sink(
     prepared: Prepared,
     say: Callable[[str], None],
 ) -> ResultSink:
+    tally = Tally(files.output, prepared.plan.expected, prepared.done, settings.prices)
+    goes_on = prepared.output.position > 0
+    if goes_on and (last := last_progress(files.progress, files.output)):
+        tally.go_on_from(last)
     return ResultSink(
         files,
         prepared.output,
         prepared.known,
-        Tally(files.output, prepared.plan.expected, prepared.done, settings.prices),
+        tally,
         max_failure_rate=settings.max_failure_rate,
         min_samples=settings.min_samples,
         say=say,

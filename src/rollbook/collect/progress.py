@@ -11,6 +11,7 @@ import random
 import socket
 import time
 from collections import Counter, deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ class Progress(msgspec.Struct, kw_only=True):
     input_tokens: int  # of the lines on the disk, as is the reward
     output_tokens: int
     without_usage: int = 0  # of the lines, those that tokens and cost leave out, or count in part
-    lost_input_tokens: int = 0  # of attempts that failed, this session
+    lost_input_tokens: int = 0  # of attempts that failed, of this and earlier sessions
     lost_output_tokens: int = 0
     cost: float | None  # of all those; None without prices, or where no tokens are known
     reward_mean: float | None
@@ -157,6 +158,11 @@ class Tally:
             return None
         return round((seen * self._prices.input + said * self._prices.output) / 1e6, 6)
 
+    def go_on_from(self, last: Progress) -> None:
+        """What failed attempts of earlier sessions used stands in no line: only the last session knows it."""
+        self.lost_input_tokens += last.lost_input_tokens
+        self.lost_output_tokens += last.lost_output_tokens
+
     def _percentiles(self) -> tuple[float | None, float | None]:
         if not self._latencies:
             return None, None
@@ -168,6 +174,14 @@ class Tally:
 def write_progress(path: Path, progress: Progress) -> None:
     plain: dict[str, Any] = msgspec.to_builtins(progress)
     write_atomic(path, orjson.dumps(plain, option=orjson.OPT_INDENT_2) + b"\n", durable=False)
+
+
+def last_progress(path: Path, output: Path) -> Progress | None:
+    """How the last session of this output stood, if it is known."""
+    with suppress(BadFileError):
+        last = read_progress(path)
+        return last if last.output == output.name else None  # or of rollouts.json beside rollouts.jsonl
+    return None
 
 
 def read_progress(path: Path) -> Progress:

@@ -104,3 +104,53 @@ def test_a_time_that_is_no_duration_is_refused_by_its_name(name: str, value: str
     config(tmp_path)
     with pytest.raises(UsageError, match=rf"{name}.*: '{value}' is not a duration; write "):
         settings(tmp_path, f"{name}={value}")
+
+
+NEVER_CLOSES = """
+import asyncio
+from rollbook.envs.base import Environment, Feedback
+
+
+class Own(Environment):
+    def step(self, message):
+        return Feedback(reward=1.0)
+
+    async def close(self):
+        await asyncio.sleep(3600)
+"""
+
+
+def test_an_environment_that_does_not_close_is_left_at_it(tmp_path: Path) -> None:
+    small_input(tmp_path, 2)
+    (tmp_path / "own.py").write_text(NEVER_CLOSES)
+    policy = script(tmp_path, "await asyncio.sleep(3600)")
+    agent = {"env": {"name": f"{tmp_path / 'own.py'}:Own"}, "policy": policy}
+    (tmp_path / "rollbook.yaml").write_text(orjson.dumps({"agents": {"a": agent}}).decode())
+    ended = command(tmp_path, "stop_after=0.2s", "drain_for=0.1s")
+    assert ended.returncode == 3, ended.stderr
+    assert read_progress(tmp_path / "out_progress.json").status == "stopped"
+
+
+def test_a_signal_is_heard_though_nobody_reads_what_is_said(tmp_path: Path) -> None:
+    small_input(tmp_path, 400)
+    config(tmp_path, script(tmp_path, "await asyncio.sleep(0.05)\nreturn '2'"))
+    process = start(tmp_path, "num_samples_in_parallel=2")
+    assert process.stderr is not None
+    while lines_in(tmp_path / "out.jsonl") < 4:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.stderr.close()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE) == 3
+    progress = read_progress(tmp_path / "out_progress.json")
+    assert progress.status == "stopped"
+    assert len(keys(tmp_path / "out.jsonl")) == progress.done < 400
+
+
+def test_what_fails_while_draining_is_counted(tmp_path: Path) -> None:
+    small_input(tmp_path, 4)
+    late = "await asyncio.sleep(0.5)\nfrom rollbook.policies.base import FailureKind, RolloutFailure\n"
+    policy = script(tmp_path, f"{late}raise RolloutFailure(FailureKind.SERVER_ERROR, 'no')")
+    config(tmp_path, policy)
+    progress = run(tmp_path, "stop_after=0.1s", "num_samples_in_parallel=3")
+    assert (progress.failures, progress.failed) == ({"server_error": 3}, 0)

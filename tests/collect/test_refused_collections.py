@@ -149,6 +149,33 @@ def test_an_environment_whose_code_was_edited_is_told_as_that(tmp_path: Path) ->
         run(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ("weights: {1: 0.5}", r"agents\.a\.env\.weights: the key 1 is not text; quote it: '1'"),
+        ("since: 2024-01-01", r"agents\.a\.env\.since is read as a date; if it is text, quote it"),
+        ("most: [.inf]", r"agents\.a\.env\.most\[0\] is inf, which is not a finite number"),
+    ],
+)
+def test_what_yaml_has_and_records_have_not_is_refused_by_its_key(
+    env: str, said: str, tmp_path: Path
+) -> None:
+    small_input(tmp_path)
+    text = f"agents:\n  a:\n    env:\n      name: arithmetic\n      {env}\n"
+    (tmp_path / "rollbook.yaml").write_text(f"{text}    policy: {{kind: scripted, script: ['2']}}\n")
+    with pytest.raises(UsageError, match=said):
+        run(tmp_path)
+    assert files_of(tmp_path) == set()
+
+
+def test_an_agent_without_any_turn_is_refused(tmp_path: Path) -> None:
+    small_input(tmp_path)
+    agent = {"env": {"name": "arithmetic"}, "policy": SCRIPTED, "max_turns": 0}
+    (tmp_path / "rollbook.yaml").write_text(yaml.safe_dump({"agents": {"a": agent}}))
+    with pytest.raises(UsageError, match="max_turns is 0; it must be at least 1"):
+        run(tmp_path)
+
+
 def test_a_refused_collection_leaves_no_new_directory(tmp_path: Path) -> None:
     write_rows(tmp_path / "in.jsonl", [{"id": "t0"}])
     config(tmp_path)

@@ -181,6 +181,37 @@ def test_tools_that_the_environment_added_to_the_rows_stand_beside_them() -> Non
     assert "tools" not in orjson.loads(opened(Opening))["responses_create_params"]
 
 
+class Prompting(Environment):
+    """Puts words into the assistant's mouth before its second turn."""
+
+    turns = 0
+
+    def step(self, message: Message) -> Feedback:
+        self.turns += 1
+        words = [{"role": "assistant", "content": "Let me see."}, {"role": "user", "content": "Go on."}]
+        return Feedback(reward=1.0, done=self.turns == 2, messages=words if self.turns == 1 else [])
+
+
+class Sampling:
+    async def act(self, request: Request) -> Completion:
+        message = {"role": "assistant", "content": f"turn {request.turn}"}
+        return Completion(message, token_ids=[request.turn], logprobs=[-1.0])
+
+    async def close(self) -> None: ...
+
+
+def test_tokens_stand_on_what_was_sampled_and_not_on_what_an_environment_said() -> None:
+    executor = LocalExecutor(EnvironmentAgent(Prompting, Sampling()), {}, add_seed=False)
+    outcome = asyncio.run(executor.run(Item(0, 0, "a", orjson.dumps(row("a", "What?")))))
+    output = orjson.loads(outcome.line)["response"]["output"]
+    replies = [item for item in output if item.get("role") == "assistant"]
+    assert [(item["content"][0]["text"], item.get("generation_token_ids")) for item in replies] == [
+        ("turn 0", [0]),
+        ("Let me see.", None),
+        ("turn 1", [1]),
+    ]
+
+
 class Clobbering(Environment):
     def step(self, message: Message) -> Feedback:
         metrics = {"id": 7, "correct": 1.0, "_ng_task_index": 3, "turn": 1}

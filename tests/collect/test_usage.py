@@ -203,7 +203,7 @@ def test_what_failed_attempts_used_is_counted_and_paid_for(tmp_path: Path, worke
     shown = subprocess.run(
         [*ROLLBOOK, "status", str(tmp_path / "out.jsonl")], capture_output=True, text=True, check=False
     )
-    assert "lost:       60 in, 36 out, in attempts of the last session that failed" in shown.stdout
+    assert "lost:       60 in, 36 out, in attempts that failed" in shown.stdout
 
 
 FAILS_ONCE = """

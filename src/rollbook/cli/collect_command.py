@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -182,7 +182,8 @@ def _run_name(name: str | None, output: Path) -> str:
 
 
 def _say(text: str) -> None:
-    print(printable(text), file=sys.stderr, flush=True)
+    with suppress(OSError):  # a `| tee log` that Ctrl-C ended, too, must not keep us from draining
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 def _summary(progress: Progress, failures: Path, *, ordered: bool) -> str:
@@ -249,7 +250,7 @@ class _Display:
         if progress.status == "running" and progress.elapsed_s - self._last < 10:
             return
         self._last = progress.elapsed_s
-        print(_one_line(progress), file=sys.stderr, flush=True)
+        _say(_one_line(progress))
 
 
 def _one_line(progress: Progress) -> str:

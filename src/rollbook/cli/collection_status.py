@@ -145,7 +145,7 @@ def _number_lines(collection: dict[str, Any]) -> list[str]:
     seen, said = collection.get("lost_input_tokens"), collection.get("lost_output_tokens")
     if seen or said:
         lines.append(
-            f"lost:       {seen} in, {said} out, in attempts of the last session that failed"
+            f"lost:       {seen} in, {said} out, in attempts that failed"
             + ("; the cost counts them" if collection.get("cost") is not None else "")
         )
     kinds = ", ".join(f"{kind} {count}" for kind, count in (collection.get("failures") or {}).items())

@@ -256,14 +256,14 @@ class _Drain:
         return f"{why}, {self._let_go_of} let go {self._drain_for} later" if self._let_go_of else why
 
     def __call__(self, heard: str, reason: str, way_out: str = "") -> None:
-        flying = self._scheduler.in_flight
-        self._say(f"{heard}: nothing new is started, {flying} in flight may finish{way_out}")
         self.asked = self.asked or self._sink.should_stop() is None
         self._sink.stop(reason)
         self._scheduler.drain()
         if self._drain_for is not None and self._let_go_timer is None:
             loop = asyncio.get_running_loop()
             self._let_go_timer = loop.call_later(seconds(self._drain_for), self._let_go)
+        flying = self._scheduler.in_flight
+        self._say(f"{heard}: nothing new is started, {flying} in flight may finish{way_out}")
 
     @contextmanager
     def after(self, stop_after: str | None) -> Iterator[None]:

@@ -141,6 +141,7 @@ def local_executor(settings: CollectSettings, share: int = 1) -> LocalExecutor:
         requests_per_minute=requests / share if requests else None,
         tokens_per_minute=tokens / share if tokens else None,
         draining=draining,
+        params=(agent.policy or {}).get("params"),
     )
     wrap = limit if requests or tokens else None
     built = build_agent(agent.env, agent.policy, max_turns=agent.max_turns, wrap_policy=wrap)

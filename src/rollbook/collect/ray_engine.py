@@ -21,7 +21,7 @@ from rollbook.collect.crew import Crew, Gone, Member
 from rollbook.collect.executor import cancelled_by_itself, local_executor
 from rollbook.collect.rows import Item, Outcome
 from rollbook.collect.settings import CollectSettings, decode_settings, encode_settings
-from rollbook.collect.wire import decode_items, decode_outcomes, encode
+from rollbook.collect.wire import decode_items, decode_outcomes, encode, encode_outcomes
 from rollbook.errors import Interrupted, RollbookError, UsageError
 
 _SAY_AFTER_S = 20.0  # without an actor, a word of why nothing happens
@@ -140,7 +140,7 @@ class RolloutActor:
         await self._is_any.wait()
         self._is_any.clear()
         outcomes, self._finished = self._finished, []
-        return encode(outcomes)
+        return encode_outcomes(outcomes)
 
     async def close(self) -> None:
         running = list(self._running)

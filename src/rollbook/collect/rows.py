@@ -17,7 +17,7 @@ import orjson
 
 from rollbook.envs.agent import Episode
 from rollbook.envs.base import Task
-from rollbook.policies.base import Completion, FailureKind, Usage
+from rollbook.policies.base import MOST_TOKENS, Completion, FailureKind, Usage
 from rollbook.policies.conversion import from_chat, responses_tools, to_chat
 from rollbook.records.plain import encode, to_plain
 from rollbook.records.rollouts import Step
@@ -29,12 +29,11 @@ _OWN_FIELDS = frozenset(
 )
 # As quick as orjson, which makes floats of whole numbers past 64 bits.
 _decode = msgspec.json.Decoder().decode
-_MOST_TOKENS = 0x7FFFFFFF  # what the journal has room for, beside its mark
 
 
 def believable(tokens: int) -> int:
     """What is counted of the tokens a server claims: some have claimed less than none, or more than exist."""
-    return tokens if 0 <= tokens <= _MOST_TOKENS else _MOST_TOKENS if tokens > 0 else 0
+    return tokens if 0 <= tokens <= MOST_TOKENS else MOST_TOKENS if tokens > 0 else 0
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -225,10 +224,13 @@ def _usage(usage: Usage) -> dict[str, Any]:
 def _output_items(episode: Episode) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     completions = iter(episode.completions)
+    completion = next(completions, None)
     for message in episode.messages:
         items += from_chat((message,))
-        if message.get("role") == "assistant" and (completion := next(completions, None)) is not None:
+        # By itself and not by its role: an environment may put words into the assistant's mouth.
+        if completion is not None and message is completion.message:
             _add_tokens(items[-1], completion)
+            completion = next(completions, None)
     return items
 
 

@@ -23,6 +23,8 @@ from rollbook.collect.rows import Item, Outcome
 from rollbook.policies.base import FailureKind
 from rollbook.records.plain import utc_now
 
+_CLEAN_UP_S = 3.0
+
 
 class Sink(Protocol):
     """Where outcomes go."""
@@ -97,7 +99,8 @@ class Scheduler:
             self._ending = True
             for task in list(self._flying):
                 task.cancel()
-            await asyncio.gather(*self._flying, return_exceptions=True)
+            if self._flying:  # whoever takes longer to clean up is left at it
+                await asyncio.wait(self._flying, timeout=_CLEAN_UP_S)
 
     def _is_finished(self) -> bool:
         return self._exhausted and not self._waiting
@@ -153,7 +156,7 @@ class Scheduler:
             if self._ending:
                 raise
             outcome = cancelled_by_itself(item)
-        if outcome.not_sent:
+        if outcome.not_sent or self._ending:  # let go of: nobody takes it any more
             return
         kind = outcome.failure
         if kind is None:
@@ -166,11 +169,13 @@ class Scheduler:
         if not attempts.may_retry(kind, self._retry):
             del self._attempts[item.row, item.repeat]
             self._sink.failed(item, outcome, attempts)
-        elif not self._draining:
+        else:
             wait = 0.0
             if kind is not FailureKind.WORKER_LOST:
                 wait = attempts.wait(outcome.retry_after, self._retry, self._chance)
             self._sink.retrying(item, outcome, wait)
+            if self._draining:
+                return
             if outcome.reply is not None:
                 item = msgspec.structs.replace(item, reply=outcome.reply)
             self._order += 1

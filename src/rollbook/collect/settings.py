@@ -156,11 +156,29 @@ def load_settings(words: Sequence[str], *, config: Path | None = None) -> Collec
         if values.get(name) is None:
             raise UsageError(f"{name} is missing; add {name}=...")
     values["agents"] = _agents(values.get("agents") or {})
+    for name in ("agents", "responses_create_params"):
+        _refuse_what_is_no_json(values.get(name), name)
     own_defaults = _with_defaults() & {name for name, value in values.items() if value is None}
     given = {name: value for name, value in values.items() if name not in own_defaults}
     settings = typed(given, CollectSettings)
     _refuse_another_model(settings)
     return settings
+
+
+def _refuse_what_is_no_json(value: Any, where: str) -> None:
+    """YAML has dates, infinities and keys of any kind; records and other processes hold none of them."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise UsageError(f"{where}: the key {key!r} is not text; quote it: '{key}'")
+            _refuse_what_is_no_json(item, f"{where}.{key}")
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            _refuse_what_is_no_json(item, f"{where}[{place}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{where} is {value}, which is not a finite number; write it as text, in quotes")
+    elif not isinstance(value, str | int | float | bool | None):
+        raise UsageError(f"{where} is read as a {type(value).__name__}; if it is text, quote it: '{value}'")
 
 
 def _refuse_unknown_names(values: Mapping[str, Any]) -> None:

@@ -71,7 +71,8 @@ class ResultSink:
         self._uncommitted.append((outcome, end))
 
     def failed(self, item: Item, outcome: Outcome, attempts: Attempts) -> None:
-        if reply := outcome.reply or item.reply:  # nobody will judge it any more
+        is_counted = outcome.reply is None and outcome.response != b""  # with the rest of its episode
+        if (reply := outcome.reply or item.reply) and not is_counted:  # nobody will judge it any more
             outcome.input_tokens += believable(reply.usage.input_tokens)
             outcome.output_tokens += believable(reply.usage.output_tokens)
             outcome.response = outcome.response or response_of_reply(item, reply)

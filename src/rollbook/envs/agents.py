@@ -61,6 +61,8 @@ def build_agent(
     wrap_policy: Callable[[Policy], Policy] | None = None,
 ) -> Agent:
     """The agent of a config; `wrap_policy` puts a limiter, a recorder or the like around its policy."""
+    if max_turns < 1:
+        raise UsageError(f"max_turns is {max_turns}; it must be at least 1")
     name, settings = _named(env)
     refuse_secrets(env, "env")
     refuse_secrets(policy or {}, "policy")

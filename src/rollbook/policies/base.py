@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rollbook.envs.agent import Episode
 
 Message = dict[str, Any]
+MOST_TOKENS = 0x7FFFFFFF  # that anybody may claim: what the journal of a collection has room for
 
 
 class FailureKind(StrEnum):

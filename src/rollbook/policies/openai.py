@@ -7,7 +7,14 @@ from typing import Any, Literal
 import msgspec
 
 from rollbook.errors import UsageError
-from rollbook.policies.base import Completion, FailureKind, Request, RolloutFailure, Usage
+from rollbook.policies.base import (
+    MOST_TOKENS,
+    Completion,
+    FailureKind,
+    Request,
+    RolloutFailure,
+    Usage,
+)
 from rollbook.policies.conversion import (
     chat_params,
     chat_tools,
@@ -276,4 +283,4 @@ def _count(value: Any) -> int:
     """A number of tokens; some servers write it as 5.0, and what is no number of tokens is none."""
     if type(value) is float and value.is_integer():
         value = int(value)
-    return value if type(value) is int and value > 0 else 0
+    return min(value, MOST_TOKENS) if type(value) is int and value > 0 else 0

@@ -182,7 +182,7 @@ def test_an_output_that_is_not_ours_is_left_as_it_is(tmp_path: Path) -> None:
     small_input(tmp_path, 2)
     config(tmp_path)
     (tmp_path / "out.jsonl").write_bytes(b'{"somebody": "else"}\n{"no": "newline"}')
-    with pytest.raises(UsageError, match="has no manifest beside it"):
+    with pytest.raises(UsageError, match="is no output of `rollbook collect`"):
         run(tmp_path)
     assert (tmp_path / "out.jsonl").read_bytes().endswith(b'{"no": "newline"}')
 

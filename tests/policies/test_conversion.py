@@ -78,6 +78,12 @@ def test_chat_rows_are_taken_as_they_are(messages: list[dict[str, Any]]) -> None
     assert to_chat(messages) == messages
 
 
+def test_a_chat_message_without_content_keeps_its_calls() -> None:
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    said = {"role": "assistant", "tool_calls": calls}
+    assert to_chat([said]) == [{**said, "content": ""}]
+
+
 @settings(deadline=None)
 @given(conversations())
 def test_every_item_is_one_responses_knows(messages: list[dict[str, Any]]) -> None:

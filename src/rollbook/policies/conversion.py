@@ -224,7 +224,7 @@ def _chat_message(item: Mapping[str, Any], kind: str) -> Message:
         "role": "system" if role == "developer" else role,
         "content": _text_or_parts(item.get("content")),
     }
-    if len(item) > 2:  # a row that is in chat form already keeps its further keys
+    if len(item) > 2 or "content" not in item:  # a row in chat form already keeps its further keys
         message |= {key: item[key] for key in _KEPT if item.get(key)}
     return message
 

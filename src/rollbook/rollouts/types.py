@@ -132,6 +132,7 @@ class Episode(msgspec.Struct):
     metrics: dict[str, Any] = {}
     final_reward: float = 0.0  # given to the whole episode, on top of the turns' rewards
     model: str | None = None
+    response_id: str | None = None  # of the last completion
     response: dict[str, Any] | None = None  # given whole by systems that play episodes themselves
     fields: dict[str, Any] = {}  # further fields for the output row
 

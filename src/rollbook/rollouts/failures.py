@@ -1,0 +1,33 @@
+"""What to make of an exception that somebody's environment, policy or grader raised."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+
+
+class NotSent(Exception):
+    """Raised by a policy that has not sent its first request yet, when nothing new is to be started."""
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Whether the error ends the task on somebody's order, and is no mistake of the code that raised it.
+
+    Other people's code raises more than Exceptions: a panic in Rust is none, nor is a CancelledError that
+    leaked out of a library. Those are failures of one rollout like any other.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is None or task.cancelling() > 0
+    return isinstance(error, KeyboardInterrupt | GeneratorExit)
+
+
+def error_with_place(error: BaseException) -> str:
+    """Type, text, file and line: a bare `KeyError: 'x'` says too little to find the mistake."""
+    try:
+        text = str(error)
+    except Exception as another:  # its __str__ is somebody's code, too
+        text = f"its text failed with {type(another).__name__}"
+    message = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{message} ({frames[-1].filename}:{frames[-1].lineno})" if frames else message

@@ -16,7 +16,7 @@ from harness import Victim, seeded
 import rollbook
 from rollbook import open_run
 from rollbook.errors import RollbookError
-from rollbook.records.checkpoints import COMPLETE
+from rollbook.records.complete import COMPLETE
 from rollbook.records.layout import Artifact, IterationFile, RunFiles
 from rollbook.runs.follow import Follower
 

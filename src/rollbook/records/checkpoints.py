@@ -7,15 +7,13 @@ back to the newest one whose files are all there.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from rollbook.records import complete
 from rollbook.records.jsonl import read_lines
 from rollbook.records.record import Record, decode_record
-
-COMPLETE = "COMPLETE"  # the marker file of a checkpoint directory, written last
 
 
 class CheckpointRecord(Record, kw_only=True):
@@ -63,18 +61,4 @@ def _is_whole(path: Path, root: Path) -> bool:
     if not path.exists():
         return False
     made_here = path.is_dir() and path.parent == root / "checkpoints"
-    return (path / COMPLETE).exists() if made_here else True
-
-
-def fsync_tree(directory: Path) -> None:
-    """Put every file and directory below on the disk, so that COMPLETE is never older than its files."""
-    for folder, _, names in os.walk(directory):
-        for name in [*names, "."]:
-            path = Path(folder) / name
-            if path.is_symlink() or not (path.is_file() or path.is_dir()):
-                continue  # a link is part of its directory; a socket has nothing to sync
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+    return complete.is_complete(path) if made_here else True

@@ -13,15 +13,21 @@ import contextlib
 import errno
 import fcntl
 import os
+import random
 import socket
 import threading
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
 from rollbook.errors import LockedError, WriteError
 from rollbook.records.atomic import make_directory
+
+_RETRY_S = (0.001, 0.01)
 
 
 class LockHolder(msgspec.Struct):
@@ -41,13 +47,33 @@ def lock_path(path: Path) -> Path:
 class FileLock:
     """An exclusive lock on `path`; taken on construction, dropped by `release` or by death."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, *, wait_s: float = 0.0, on_wait: Callable[[str], None] | None = None
+    ) -> None:
+        """`wait_s` is how long to wait for another holder; `on_wait` is called once, with who that is."""
         self.path = path
         self._sidecar = lock_path(Path(os.path.realpath(path)))  # one file has one lock, whatever links to it
         self._owner_pid = os.getpid()
-        with _guard:
-            self._descriptor = self._take()
-            _held.add(self._descriptor)
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                with _guard:
+                    self._descriptor = self._take()
+                    _held.add(self._descriptor)
+                return
+            except LockedError as error:
+                if time.monotonic() >= deadline:
+                    raise
+                if on_wait is not None:
+                    on_wait(str(error))
+                    on_wait = None
+            time.sleep(random.uniform(*_RETRY_S))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def _take(self) -> int:
         while True:

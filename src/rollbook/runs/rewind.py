@@ -14,10 +14,11 @@ from pathlib import Path
 from rollbook.errors import BadFileError
 from rollbook.records.atomic import fsync_directory
 from rollbook.records.checkpoints import CheckpointRecord, StoredCheckpoint, read_checkpoints
+from rollbook.records.complete import remove_unfinished
 from rollbook.records.layout import RunFiles
 
 _COPY_CHUNK = 1 << 20
-SAVING = ".saving"  # the end of the name of a checkpoint directory that is being written
+_SAVING = ".saving"  # the end of the name of an unfinished checkpoint of an older version
 
 
 def log_lengths(files: RunFiles, batch: int | None) -> dict[str, int]:
@@ -114,8 +115,9 @@ def _drop_later_checkpoints(files: RunFiles, record: CheckpointRecord | None, ke
             kept |= {files.root / path for path in paths if path and "://" not in path}
             if stored.record.name == record.name and stored.record.saved_at == record.saved_at:
                 break
+    remove_unfinished(directory)
     for entry in list(directory.iterdir()):
-        if entry.name.startswith(".") and entry.name.endswith(SAVING):
-            shutil.rmtree(entry)  # a save that never finished
+        if entry.name.startswith(".") and entry.name.endswith(_SAVING):
+            shutil.rmtree(entry)
         elif entry.is_dir() and not entry.is_symlink() and entry not in kept:
             set_aside(entry, files, keep)

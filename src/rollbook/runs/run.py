@@ -14,7 +14,6 @@ writes a run; a second one is refused with the pid and host of the first.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -25,16 +24,15 @@ from typing import Any, Self
 from rollbook.errors import UsageError
 from rollbook.records import logtree
 from rollbook.records.alerts import Alert, Level
-from rollbook.records.atomic import fsync_directory, write_atomic
+from rollbook.records.atomic import write_atomic
 from rollbook.records.checkpoints import (
-    COMPLETE,
     CheckpointRecord,
-    fsync_tree,
     is_complete,
     newest_complete,
     read_checkpoints,
 )
 from rollbook.records.code_state import capture_code, write_code_diff
+from rollbook.records.complete import COMPLETE, complete_directory
 from rollbook.records.config import diff_configs, dump_config, read_config, write_config
 from rollbook.records.jsonl import EVERY_LINE, JsonlWriter, every_ms
 from rollbook.records.layout import TRAIN, Artifact, Layout, RunFiles, base_name
@@ -43,7 +41,7 @@ from rollbook.records.metrics import as_step, encode_metrics
 from rollbook.records.plain import utc_now
 from rollbook.records.redact import redact_text
 from rollbook.records.run_info import write_run_info
-from rollbook.runs.rewind import SAVING, attempt_directory, log_lengths, set_aside
+from rollbook.runs.rewind import attempt_directory, log_lengths, set_aside
 from rollbook.runs.rollout_log import RolloutLog
 from rollbook.runs.start import parse_layout, start_run
 from rollbook.runs.trackers import Trackers, named_in
@@ -192,20 +190,8 @@ class Run:
         target = self.files.checkpoint(name)
         self._refuse_checkpoint(name, loop_state)
         batch = as_step(batch)
-        aside = target.with_name(f".{name}{SAVING}")
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        try:
+        with complete_directory(target, displace=self._set_aside) as aside:
             yield aside
-            fsync_tree(aside)
-            write_atomic(aside / COMPLETE, f"{utc_now()}\n".encode())
-        except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
-        if target.exists():
-            set_aside(target, self.files, self._superseded)
-        aside.rename(target)
-        fsync_directory(target.parent)
         path = str(target.relative_to(self.files.root))
         self.record_checkpoint(name, batch=batch, final=final, state_path=path, **loop_state)
 
@@ -313,9 +299,8 @@ class Run:
 
         return end
 
-    @property
-    def _superseded(self) -> Path:
-        return attempt_directory(self.files, self.attempt)
+    def _set_aside(self, path: Path) -> None:
+        set_aside(path, self.files, attempt_directory(self.files, self.attempt))
 
     def _refuse_checkpoint(self, name: str, loop_state: Mapping[str, Any]) -> None:
         self._refuse_if_closed()
@@ -346,7 +331,7 @@ class Run:
         for artifact in parts:
             path = self.files.iteration(split, iteration, artifact)
             if path.exists():
-                set_aside(path, self.files, self._superseded)
+                self._set_aside(path)
 
     def _write_config(self, config: object) -> None:
         if config is None:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import orjson
 
-from rollbook.records.checkpoints import COMPLETE
+from rollbook.records.complete import COMPLETE
 from rollbook.records.record import decode_json
 
 _NAME = re.compile(r"checkpoint-(\d+)")

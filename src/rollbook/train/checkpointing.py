@@ -21,7 +21,7 @@ from torch.distributed.checkpoint import state_dict as distributed_state
 
 from rollbook.errors import BadFileError, RollbookError
 from rollbook.records.atomic import fsync_directory
-from rollbook.records.checkpoints import COMPLETE
+from rollbook.records.complete import COMPLETE
 from rollbook.runs.saved_models import SavedModel, newest_model, saved_models
 from rollbook.train.model import TrainedModel
 from rollbook.train.optimizer import Optimizer

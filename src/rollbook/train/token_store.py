@@ -19,7 +19,7 @@ import orjson
 
 from rollbook.data.inputs import find_inputs
 from rollbook.records.atomic import make_directory, write_atomic
-from rollbook.records.checkpoints import COMPLETE
+from rollbook.records.complete import COMPLETE
 from rollbook.train.chat import ChatTokenizer, TemplateError
 from rollbook.train.conversations import read_conversations
 from rollbook.train.packing import Sample

@@ -11,8 +11,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from io import FileIO
 from pathlib import Path, PurePosixPath
@@ -21,7 +20,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from rollbook.errors import BadFileError, LockedError, RollbookError, WriteError
+from rollbook.errors import BadFileError, RollbookError, WriteError
 from rollbook.records.atomic import write_atomic
 from rollbook.records.locks import FileLock
 from rollbook.runs.handoff.emit import Tree, Unset, Value, block_lines, plain_scalar
@@ -33,7 +32,6 @@ METRICS = ("final_loss", "train_runtime", "total_steps", "last_loss", "mean_loss
 ARTIFACTS = ("train_results", "train_loss_plot", "training_log")
 
 _LOCK_TIMEOUT_S = 30.0
-_LOCK_POLL_S = 0.05
 _EDITS_TOLERATED = 5
 _SETTLE_TRIES = 40
 _SETTLE_POLL_S = 0.05
@@ -84,7 +82,7 @@ def publish(
     """Write the output block into the config, or into `fallback` when that is not safe."""
     try:
         target = _regular_file(config_path)
-        with _locked(target, lock_timeout_s):
+        with FileLock(target, wait_s=lock_timeout_s):
             changed = _commit(target, output)
     except SpliceError as error:
         return _set_aside(config_path, output, fallback, f"{config_path}: {error}", retry)
@@ -105,23 +103,6 @@ def _regular_file(config_path: Path) -> Path:
     if not mode & 0o222:
         raise BadFileError(config_path, f"is read-only (chmod u+w {config_path} to allow writing)")
     return target
-
-
-@contextmanager
-def _locked(target: Path, timeout_s: float) -> Iterator[None]:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            lock = FileLock(target)
-            break
-        except LockedError:
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(_LOCK_POLL_S)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _commit(target: Path, output: HandoffOutput) -> bool:

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import re
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from rollbook.errors import BadFileError, LockedError, WriteError
+from rollbook.errors import BadFileError, WriteError
 from rollbook.records.atomic import fsync_directory, write_atomic
 from rollbook.records.locks import FileLock
 from rollbook.records.plain import encode, to_plain
@@ -158,24 +156,6 @@ def _is_complete(line: bytes) -> bool:
         return False
 
 
-@contextlib.contextmanager
-def waiting_lock(path: Path, timeout_s: float) -> Iterator[None]:
-    """An exclusive lock beside `path`, waited for; `LockedError` names the holder when time is up."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            lock = FileLock(path)
-            break
-        except LockedError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(random.uniform(0.001, 0.01))
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 class IndexFile:
     """The file: `events` reads it without a lock, `appending` holds the lock and leaves it healed."""
 
@@ -193,7 +173,7 @@ class IndexFile:
 
     @contextlib.contextmanager
     def appending(self) -> Iterator[Appender]:
-        with waiting_lock(self.path, self.lock_timeout_s):
+        with FileLock(self.path, wait_s=self.lock_timeout_s):
             _open_up_empty_list(self.path)
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             try:

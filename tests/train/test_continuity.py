@@ -127,12 +127,13 @@ def test_resuming_what_died_before_its_first_checkpoint_begins_again(tmp_path: P
     assert plan.resumed_from is None and "resume: from the beginning" in plan.lines()[1]
 
 
-def test_a_full_disk_says_so_and_leaves_no_half_checkpoint(halfway: Path) -> None:
-    """The limit on a file's size fails in the middle of the optimiser's, as a full disk does."""
+@pytest.mark.parametrize("limit", [500_000, 12_000])
+def test_a_full_disk_says_so_and_leaves_no_half_checkpoint(halfway: Path, limit: int) -> None:
+    """The limit on a file's size fails in the middle of the optimiser's or the random state's."""
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
         with pytest.raises(
             RollbookError, match=r"checkpoint-8 could not be written .* bytes left on the disk"

@@ -21,6 +21,7 @@ from rollbook.train.sft import train
 from tiny_model import write_config
 
 STEPS = 20
+STATE = ("model.safetensors", "optimizer.safetensors", "random_state.json")
 TIMES = ("elapsed_time", "remaining_time", "throughput", "percentage")
 
 
@@ -59,7 +60,7 @@ def log_lines(directory: Path) -> list[dict[str, Any]]:
 
 def final_files(directory: Path) -> dict[str, bytes]:
     path = directory / "artifacts" / "model" / "demo" / f"checkpoint-{STEPS}"
-    return {name: (path / name).read_bytes() for name in ("model.safetensors", "rng_state.pth")}
+    return {name: (path / name).read_bytes() for name in STATE}
 
 
 def wait_for_step(child: subprocess.Popen[str], step: int) -> None:
@@ -97,12 +98,6 @@ def test_killed_three_times_it_ends_the_same(untouched: Path, tmp_path: Path) ->
     assert child.returncode == 0, f"killed at {points}: {output}"
     assert log_lines(tmp_path) == log_lines(untouched), f"killed at {points}"
     assert final_files(tmp_path) == final_files(untouched), f"killed at {points}"
-    ends = f"artifacts/model/demo/checkpoint-{STEPS}/optimizer.pt"
-    both = [directory / ends for directory in (tmp_path, untouched)]
-    ours, theirs = (torch.load(path, weights_only=True)["adam"]["state"] for path in both)
-    for number, moments in ours.items():
-        for name, value in moments.items():
-            assert torch.equal(torch.as_tensor(value), torch.as_tensor(theirs[number][name])), (number, name)
 
 
 @pytest.mark.parametrize(

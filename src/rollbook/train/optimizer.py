@@ -7,11 +7,11 @@ micro-batches of a step, and rounds once, into the model. A float32 model, and a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rollbook.train.processes import whole
 from rollbook.train.settings import TrainingSettings
@@ -86,23 +86,38 @@ class Optimizer:
         for parameter in self._parameters:
             parameter.grad = None
 
-    @property
-    def torch_optimizer(self) -> torch.optim.Optimizer:
-        return self._adam
+    def tensors(self) -> list[dict[str, Tensor]]:
+        """What is kept for each parameter, in their order: Adam's state, and the float32 copy as `copy`."""
+        kept = []
+        for parameter, copy in zip(self._parameters, self._copies, strict=True):
+            own = {name: torch.as_tensor(value) for name, value in self._adam.state.get(copy, {}).items()}
+            kept.append(own if copy is parameter else own | {"copy": copy.detach()})
+        return kept
 
-    def state(self) -> dict[str, Any]:
-        copies = [
-            None if copy is parameter else copy.detach()
-            for parameter, copy in zip(self._parameters, self._copies, strict=True)
-        ]
-        return {"adam": self._adam.state_dict(), "copies": copies}
+    def restore(self, stored: Sequence[Mapping[str, Tensor]]) -> None:
+        """Take over what `tensors` returned, whole; ValueError if it is not about these parameters."""
+        for parameter, copy, tensors in zip(self._parameters, self._copies, stored, strict=True):
+            if ("copy" in tensors) != (copy is not parameter):
+                raise ValueError("the weights were kept in another precision; set model.dtype as it was")
+            for name, tensor in tensors.items():
+                if name != "step" and (tensor.shape, tensor.dtype) != (copy.shape, copy.dtype):
+                    found, wanted = ((tuple(one.shape), one.dtype) for one in (tensor, copy))
+                    raise ValueError(f"{name} is of {found}, and its weight of {wanted}")
+            own = {name: _placed(tensor, copy) for name, tensor in tensors.items() if name != "copy"}
+            if own and own.keys() != {"step", "exp_avg", "exp_avg_sq"}:
+                raise ValueError(f"{', '.join(sorted(own))} is not what Adam keeps")
+            if own:
+                self._adam.state[copy] = own
+            if copy is not parameter:
+                with torch.no_grad():
+                    copy.copy_(tensors["copy"])
 
-    def load(self, state: dict[str, Any]) -> None:
-        self._adam.load_state_dict(state["adam"])
-        with torch.no_grad():
-            for copy, stored in zip(self._copies, state["copies"], strict=True):
-                if stored is not None:
-                    copy.copy_(stored)
+
+def _placed(tensor: Tensor, like: Tensor) -> Tensor:
+    """On the device of `like`, and sharded as it is."""
+    if tensor.ndim and isinstance(like, DTensor):
+        return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)
+    return tensor.to(like.device, copy=True)  # out of the mapped file
 
 
 def _copy(parameter: nn.Parameter) -> Tensor:

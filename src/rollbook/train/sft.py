@@ -23,9 +23,8 @@ from rollbook.runs.jobs.finish import HANDED_OVER
 from rollbook.train import selftests
 from rollbook.train.chat import ChatTokenizer, has_template
 from rollbook.train.checkpointing import (
-    load_training_state,
     newest_checkpoint,
-    remove_unfinished,
+    remove_leftovers,
     rotate,
     save_checkpoint,
 )
@@ -37,6 +36,7 @@ from rollbook.train.optimizer import Optimizer
 from rollbook.train.processes import Processes
 from rollbook.train.schedule import learning_rate, warmup_steps
 from rollbook.train.settings import DatasetSettings, SftSettings
+from rollbook.train.state import load_training_state
 from rollbook.train.token_store import Corpus
 from rollbook.train.trainer_files import NoFiles, TrainerFiles, new_state, own_state
 from rollbook.train.window import Window
@@ -58,7 +58,7 @@ def train(settings: SftSettings, artifacts: Path, *, resume: bool, say: Say) -> 
         say = _silence
     directory = settings.output_dir(artifacts)
     directory.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(directory) if processes.is_first else None
+    remove_leftovers(directory) if processes.is_first else None
     checkpoint = newest_checkpoint(directory) if resume else None
     try:
         run = Run(settings, artifacts, directory, processes, checkpoint.path if checkpoint else None, say)
@@ -206,7 +206,7 @@ class Run:
         )
         if checkpoint is not None:
             stored, changes = state_to_go_on_from(checkpoint, origin, self.total_steps)
-            load_training_state(checkpoint, optimizer, self.model, self.processes)
+            load_training_state(checkpoint, self.model, optimizer)
             self.say(f"resuming from {checkpoint}")
             for change in changes:
                 self.say(f"changed since then: {change}")

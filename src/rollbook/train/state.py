@@ -1,0 +1,172 @@
+"""What a model in training consists of, to and from a directory: the same for every job.
+
+| file | what |
+|---|---|
+| `model.safetensors` (or the adapters), `config.json`, tokenizer files | as `from_pretrained` reads them |
+| `optimizer.safetensors` | Adam's moments and steps, and the float32 copies of weights in a lower precision |
+| `random_state.json`, with several processes `random_state_<rank>.json` | of every generator |
+| `training_state.json` | what the job adds: plain JSON |
+
+Nothing here is a pickle, so loading runs no code of whoever wrote the files. Equal states give equal bytes,
+and loading gives back every bit. Whole tensors are written, however they were sharded. The caller makes the
+directory complete or absent (`records/complete.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rollbook.errors import BadFileError, UsageError
+from rollbook.runs.random_state import encode_random_state, restore_random_state
+from rollbook.train.model import TrainedModel
+from rollbook.train.optimizer import Optimizer
+from rollbook.train.processes import whole
+
+OPTIMIZER, EXTRA = "optimizer.safetensors", "training_state.json"
+_PICKLE = "optimizer.pt"
+
+
+def save_training_state(
+    directory: Path, model: TrainedModel, optimizer: Optimizer, extra: Mapping[str, Any] | None = None
+) -> None:
+    """Write everything into a directory that exists. All processes call it; `extra` is the first one's."""
+    weights = _whole_weights(model)
+    moments = _whole_tensors(_named(model, optimizer))
+    (directory / _random_name()).write_bytes(encode_random_state())
+    if _rank() == 0:
+        model.model.save_pretrained(directory, state_dict=weights)
+        model.tokenizer.save_pretrained(directory)
+        _sort_adapter_config(directory / "adapter_config.json")
+        save_file(moments, directory / OPTIMIZER)
+        text = json.dumps(extra or {}, sort_keys=True, indent=2, allow_nan=False)
+        (directory / EXTRA).write_text(f"{text}\n")
+    if dist.is_initialized():
+        dist.barrier()
+    if _rank() == 0:
+        _give_modes_of_umask(directory)
+
+
+def load_training_state(directory: Path, model: TrainedModel, optimizer: Optimizer) -> dict[str, Any]:
+    """Put back optimiser and random states, and return `extra`.
+
+    The weights and the tokenizer are already there: `load_model(..., checkpoint=directory)` reads them.
+    """
+    random_state = directory / _random_name()
+    if (directory / _PICKLE).exists():
+        raise UsageError(
+            f"{directory} cannot be resumed: {_PICKLE}, of another trainer or an older version, is a pickle, "
+            f"which could run code. Its weights can be trained further: model.path: {directory} with another "
+            "output directory"
+        )
+    if not random_state.exists():
+        raise BadFileError(
+            directory, f"has no {random_state.name}; resume with as many processes as it was saved with"
+        )
+    extra = _read_json(directory / EXTRA)
+    _restore(directory / OPTIMIZER, model, optimizer)
+    states = _read_json(random_state)
+    try:
+        restore_random_state(states)
+    except (TypeError, ValueError, KeyError, RuntimeError) as error:
+        raise BadFileError(random_state, f"is not the state of random generators: {error}") from None
+    return extra
+
+
+def _restore(path: Path, model: TrainedModel, optimizer: Optimizer) -> None:
+    names = _names(model)
+    try:
+        with safe_open(path, framework="pt") as file:
+            stored: dict[str, dict[str, Tensor]] = {name: {} for name in names}
+            for key in file.keys():  # noqa: SIM118 - it is not a mapping
+                slot, _, name = key.partition(".")
+                if name not in stored:
+                    raise BadFileError(path, f"{name} is not a trained parameter of this model")
+                stored[name][slot] = file.get_tensor(key)
+    except (OSError, SafetensorError) as error:
+        raise BadFileError(path, str(error)) from None
+    try:
+        optimizer.restore([stored[name] for name in names])
+    except ValueError as error:
+        raise BadFileError(path, str(error)) from None
+
+
+def _named(model: TrainedModel, optimizer: Optimizer) -> Iterable[tuple[str, Tensor]]:
+    for name, tensors in zip(_names(model), optimizer.tensors(), strict=True):
+        for slot, tensor in tensors.items():
+            yield f"{slot}.{name}", tensor
+
+
+def _names(model: TrainedModel) -> list[str]:
+    return [name for name, parameter in model.model.named_parameters() if parameter.requires_grad]
+
+
+def _whole_tensors(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Put together on all processes in the same order, kept by the first one, in the host's memory."""
+    kept = {}
+    for name, tensor in named:
+        full = whole(tensor)
+        if _rank() == 0:
+            kept[name] = full.detach().cpu().contiguous()
+    return kept
+
+
+def _whole_weights(model: TrainedModel) -> dict[str, Any] | None:
+    """None where no weight is sharded: the model can save itself."""
+    if not any(hasattr(parameter, "full_tensor") for parameter in model.model.parameters()):
+        return None
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights: dict[str, Any] = get_model_state_dict(model.model, options=options)
+    return weights
+
+
+def _sort_adapter_config(path: Path) -> None:
+    """peft writes sets in the order of their hashes, which is another in every process."""
+    if path.exists():
+        config = json.loads(path.read_text())
+        ordered = {key: sorted(value) if _is_set_of_names(value) else value for key, value in config.items()}
+        path.write_text(json.dumps(ordered, sort_keys=True, indent=2) + "\n")
+
+
+def _is_set_of_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise BadFileError(path, "is missing, so this checkpoint cannot be resumed") from None
+    except ValueError as error:
+        raise BadFileError(path, str(error)) from None
+    if not isinstance(value, dict):
+        raise BadFileError(path, f"is a {type(value).__name__}, not an object")
+    return value
+
+
+def _give_modes_of_umask(directory: Path) -> None:
+    """Some writers leave files for their owner alone, and the next stage may run as somebody else."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in directory.rglob("*"):
+        if path.is_file():
+            path.chmod(0o666 & ~mask)
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _random_name() -> str:
+    several = dist.is_initialized() and dist.get_world_size() > 1
+    return f"random_state_{_rank()}.json" if several else "random_state.json"

@@ -6,7 +6,7 @@ Everything follows from the settings and the number of the step, so there is not
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,11 +133,12 @@ def make_corpus(
     chat: ChatTokenizer,
     cache: Path,
     processes: Processes,
+    say: Callable[[str], None],
 ) -> Corpus:
     stores = []
     for dataset in datasets:
         if processes.is_first:  # the others find it made
-            tokenised(dataset, chat, settings.data, cache)
+            tokenised(dataset, chat, settings.data, cache, on_wait=say)
         processes.wait_for_all()
         stores.append(tokenised(dataset, chat, settings.data, cache))
     corpus = Corpus(stores)

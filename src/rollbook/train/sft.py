@@ -225,7 +225,7 @@ class Run:
 
     def _corpus(self, datasets: list[DatasetSettings], artifacts: Path) -> Corpus:
         cache = artifacts / "data" / "tokens"
-        corpus = make_corpus(datasets, self.settings, self.chat, cache, self.processes)
+        corpus = make_corpus(datasets, self.settings, self.chat, cache, self.processes, self.say)
         for dataset, store in zip(datasets, corpus.stores, strict=True):
             self.say(f"{dataset.path}: {told(store.report)}")
         return corpus

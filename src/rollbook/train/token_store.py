@@ -1,14 +1,13 @@
 """The tokenised data on the disk, read by memory mapping: a million conversations cost what a thousand cost.
 
 Made once for a tokenizer, a template and a set of files, and found again by the digest of all that, so a
-resumed run starts at once. It is a cache: delete it at any time. Everything that was cut or left out is in
-its report, which the run prints and keeps.
+resumed run starts at once and runs that start together share one. It is a cache: delete it at any time.
+Everything that was cut or left out is in its report, which the run prints and keeps.
 """
 
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,7 @@ import numpy as np
 import orjson
 
 from rollbook.data.inputs import find_inputs
-from rollbook.records.atomic import make_directory, write_atomic
-from rollbook.records.complete import COMPLETE
+from rollbook.records.complete import is_complete, make_once, read_mark
 from rollbook.train.chat import ChatTokenizer, TemplateError
 from rollbook.train.conversations import read_conversations
 from rollbook.train.packing import Sample
@@ -95,19 +93,22 @@ def tokenised(
     data: DataSettings,
     cache: Path,
     *,
-    advance: Callable[[], None] = lambda: None,
+    on_wait: Callable[[str], None] | None = None,
 ) -> TokenStore:
+    """The store of a dataset, made unless it is there; of several runs that want it at once one makes it."""
     source = _source_digest(dataset)
+
+    def make(directory: Path) -> None:
+        _tokenise(dataset, chat, data, directory, TokenReport(source=source))
+
     directory = cache / _digest(source, dataset, chat, data)
-    if not (directory / COMPLETE).exists():
-        aside = directory.with_name(f".{directory.name}.making")
-        shutil.rmtree(aside, ignore_errors=True)
-        make_directory(aside)
-        _tokenise(dataset, chat, data, aside, advance, TokenReport(source=source))
-        (aside / COMPLETE).touch()
-        shutil.rmtree(directory, ignore_errors=True)
-        aside.rename(directory)
-    return TokenStore(directory)
+    return TokenStore(make_once(directory, make, is_usable=_has_all, on_wait=on_wait))
+
+
+def _has_all(directory: Path) -> bool:
+    """A mark that names no files is of an older version, which could lose some and not notice."""
+    mark = read_mark(directory)
+    return mark is not None and mark.files is not None and is_complete(directory)
 
 
 def _tokenise(
@@ -115,7 +116,6 @@ def _tokenise(
     chat: ChatTokenizer,
     data: DataSettings,
     directory: Path,
-    advance: Callable[[], None],
     report: TokenReport,
 ) -> None:
     with (
@@ -126,7 +126,6 @@ def _tokenise(
         hidden_before = chat.hides_reasoning
         for row, conversation in read_conversations(dataset):
             report.rows += 1
-            advance()
             try:
                 whole = chat.sample(conversation)
             except TemplateError as error:
@@ -141,7 +140,7 @@ def _tokenise(
             trained.write(sample.trained.tobytes())
             ends.write(np.int64(report.tokens).tobytes())
     report.reasoning_not_rendered = chat.hides_reasoning - hidden_before
-    write_atomic(directory / "report.json", msgspec.json.encode(report))
+    (directory / "report.json").write_bytes(msgspec.json.encode(report))
 
 
 def _fitted(sample: Sample, data: DataSettings, report: TokenReport) -> Sample | None:

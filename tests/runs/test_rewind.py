@@ -147,6 +147,30 @@ def test_an_evaluation_before_the_checkpoint_stays(tmp_path: Path) -> None:
     assert "train_iteration_000002.html" not in names
 
 
+def test_a_checkpoint_of_nested_paths_stays(tmp_path: Path) -> None:
+    """A resume moved away `checkpoints/step1` because no record named exactly that."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    run = Run(tmp_path / "link")
+    for name in ("step1", "step2"):
+        for part in ("state", "sampler"):
+            (tmp_path / "run/checkpoints" / name / part).mkdir(parents=True)
+            (tmp_path / "run/checkpoints" / name / part / "weights").write_text(name)
+    paths = {"state_path": "checkpoints/step1/state", "sampler_path": "checkpoints/step1/./sampler"}
+    run.record_checkpoint("step1", batch=1, **paths)
+    run.close()
+    with Run(tmp_path / "link", resume=True) as resumed:
+        assert resumed.resumed_from.name == "step1"
+        assert (resumed.files.root / resumed.resumed_from.state_path / "weights").read_text() == "step1"
+        assert sorted(path.name for path in (tmp_path / "run/checkpoints/step1").iterdir()) == [
+            "sampler",
+            "state",
+        ]
+    assert not (tmp_path / "run/checkpoints/step2").exists()
+    assert (tmp_path / "run/superseded/attempt_001/checkpoints/step2/state/weights").exists()
+    assert open_run(tmp_path / "run").latest_checkpoint().name == "step1"
+
+
 def test_rewind_can_be_killed_and_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(tmp_path / "whole", 6)
     train(tmp_path / "killed", 6, stop_after=4)

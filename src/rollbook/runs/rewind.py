@@ -108,16 +108,24 @@ def _drop_later_checkpoints(files: RunFiles, record: CheckpointRecord | None, ke
     directory = files.checkpoint_root
     if not directory.is_dir():
         return
-    kept: set[Path] = set()
-    if record is not None:
-        for stored in read_checkpoints(files.checkpoints):
-            paths = (stored.record.state_path, stored.record.sampler_path)
-            kept |= {files.root / path for path in paths if path and "://" not in path}
-            if stored.record.name == record.name and stored.record.saved_at == record.saved_at:
-                break
+    kept = set() if record is None else _recorded_paths(files, upto=record)
+    holding = kept | {parent for path in kept for parent in path.parents}
     remove_unfinished(directory)
     for entry in list(directory.iterdir()):
         if entry.name.startswith(".") and entry.name.endswith(_SAVING):
             shutil.rmtree(entry)
-        elif entry.is_dir() and not entry.is_symlink() and entry not in kept:
-            set_aside(entry, files, keep)
+        elif entry.is_dir() and not entry.is_symlink():
+            place = entry.resolve()
+            if place not in holding and kept.isdisjoint(place.parents):
+                set_aside(entry, files, keep)
+
+
+def _recorded_paths(files: RunFiles, upto: CheckpointRecord) -> set[Path]:
+    """Where the checkpoints up to this one are, by their real names."""
+    paths: set[Path] = set()
+    for stored in read_checkpoints(files.checkpoints):
+        named = (stored.record.state_path, stored.record.sampler_path)
+        paths |= {(files.root / path).resolve() for path in named if path and "://" not in path}
+        if stored.record.name == upto.name and stored.record.saved_at == upto.saved_at:
+            break
+    return paths

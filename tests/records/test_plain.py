@@ -146,10 +146,58 @@ def test_nested_non_finite_numbers_are_listed_by_their_path() -> None:
     assert nonfinite == ["a.b.1", "c.0", "d.x", "e"]
 
 
-def test_what_contains_itself_ends_somewhere() -> None:
-    loop: dict[str, Any] = {}
-    loop["self"] = loop
-    assert b"[too deep]" in encode(to_plain(loop))
+@dataclass
+class Tree:
+    parent: Any = None
+    children: list[Any] = field(default_factory=list)
+
+
+def test_what_contains_itself_ends_where_it_would_begin_again() -> None:
+    loop: dict[str, Any] = {"x": 1}
+    loop["self"] = [loop]
+    assert to_plain(loop) == {"x": 1, "self": ["[circular: dict]"]}
+    root = Tree()
+    root.children = [Tree(root) for _ in range(3)]
+    child = {"parent": "[circular: Tree]", "children": []}
+    assert to_plain({"state": root}) == {"state": {"parent": None, "children": [child] * 3}}
+    pair = Pair(1, None)
+    pair.right = pair
+    assert to_plain(pair) == {"left": 1, "right": "[circular: Pair]"}
+
+
+def test_a_web_of_objects_ends() -> None:
+    """There are more ways through a grid of neighbours than anybody has time for."""
+    cells = [[Tree() for _ in range(8)] for _ in range(8)]
+    for y, row in enumerate(cells):
+        for x, cell in enumerate(row):
+            cell.children = [cells[j][i] for i, j in ((x - 1, y), (x, y - 1), (x - 7, y), (x, y - 7))]
+    assert b"[repeated: Tree]" in encode(to_plain({"board": cells}))
+    doubled: list[Any] = []
+    for _ in range(60):
+        doubled = [doubled, doubled]
+    assert b"[repeated: list]" in encode(to_plain(doubled))
+
+
+def test_what_is_large_or_shared_is_kept_whole() -> None:
+    shared = {"k": [1]}
+    rows = [{"i": i, "x": np.float64(i)} for i in range(30_000)]
+    assert to_plain({"rows": rows, "a": shared, "b": shared}) == {
+        "rows": [{"i": i, "x": float(i)} for i in range(30_000)],
+        "a": {"k": [1]},
+        "b": {"k": [1]},
+    }
+    assert to_plain([np.float64(0.5)] * 30_000) == [0.5] * 30_000
+
+
+def test_a_mapping_that_fails_is_a_note() -> None:
+    class Broken(dict[str, Any]):
+        def items(self) -> Any:
+            raise KeyError("gone")
+
+    assert to_plain({"a": Broken(), Unprintable(): 1}) == {
+        "a": "[Broken that cannot be read: KeyError]",
+        "[Unprintable whose text failed: ValueError]": 1,
+    }
 
 
 def test_lone_surrogates_become_the_replacement_character() -> None:

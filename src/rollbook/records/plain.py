@@ -23,7 +23,10 @@ Plain = (
 )
 
 _DEPTH_LIMIT = 100
+_SUSPICIOUSLY_MANY = 20_000  # containers in one value; from then on each is shown
+_REPEATS = 3  # so many times more
 _LINE_SEPARATORS = [(char.encode(), f"\\u{ord(char):04x}".encode()) for char in "\u2028\u2029\x85"]
+_SCALARS = (enum.Enum, bool, int, float, str, PurePath, date, bytes, bytearray)
 _INT64 = range(-(2**63), 2**64)
 
 
@@ -32,74 +35,121 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def to_plain(value: Any, key: str = "", nonfinite: list[str] | None = None, depth: int = 0) -> Plain:
-    """Plain data for any value; the keys of non-finite numbers are added to `nonfinite`."""
+def to_plain(value: Any, key: str = "", nonfinite: list[str] | None = None) -> Plain:
+    """Plain data for any value; the keys of non-finite numbers are added to `nonfinite`.
+
+    A value that holds itself ends where it would begin again, and a web of objects that refer to each other
+    ends where it would repeat for ever; a note stands in the place of what is left out.
+    """
     kind = type(value)
     if kind is str or kind is bool or value is None:
         return value
-    if kind is float:
-        if value - value == 0.0:
+    return _Walk(nonfinite).plain(value, key)
+
+
+class _Walk:
+    """One pass over one value."""
+
+    __slots__ = ("above", "containers", "nonfinite", "seen")
+
+    def __init__(self, nonfinite: list[str] | None) -> None:
+        self.nonfinite = nonfinite
+        self.above: set[int] = set()  # the containers around the present value
+        self.containers = 0
+        # The containers met since there were suspiciously many; kept alive, so that no id is used again.
+        self.seen: dict[int, tuple[object, int]] = {}
+
+    def plain(self, value: Any, key: str) -> Plain:
+        kind = type(value)
+        if kind is str or kind is bool or value is None:
             return value
-        if nonfinite is not None:
-            nonfinite.append(key)
+        if kind is float:
+            if value - value == 0.0:
+                return value
+            if self.nonfinite is not None:
+                self.nonfinite.append(key)
+            return None
+        if kind is int:
+            return value if value in _INT64 else str(value)
+        if kind is not dict and kind is not list and isinstance(value, _SCALARS):
+            return self._scalar(value, key)
+        note = self._why_not_entered(value)
+        if note is not None:
+            return note
+        self.above.add(id(value))
+        try:
+            return self._content(value, key)
+        except Exception as error:  # whatever a class of the user's does when it is looked at
+            return f"[{type(value).__name__} that cannot be read: {type(error).__name__}]"
+        finally:
+            self.above.discard(id(value))
+
+    def _scalar(self, value: Any, key: str) -> Plain:
+        if isinstance(value, enum.Enum):
+            return self.plain(value.value, key)
+        if isinstance(value, bool | int | float | str):  # subclasses: np.float64 is a float
+            base = next(base for base in (bool, int, float, str) if isinstance(value, base))
+            return self.plain(base(value), key)
+        if isinstance(value, bytes | bytearray):
+            return bytes(value).decode("utf-8", "replace")
+        return value.isoformat() if isinstance(value, date) else str(value)
+
+    def _why_not_entered(self, value: Any) -> str | None:
+        if id(value) in self.above:
+            return f"[circular: {type(value).__name__}]"
+        if len(self.above) > _DEPTH_LIMIT:
+            return "[too deep]"
+        self.containers += 1
+        if self.containers > _SUSPICIOUSLY_MANY:
+            # A tree is this big sometimes; a web of objects would grow with every way through it.
+            _, times = self.seen.get(id(value), (value, 0))
+            if times >= _REPEATS:
+                return f"[repeated: {type(value).__name__}]"
+            self.seen[id(value)] = (value, times + 1)
         return None
-    if kind is int:
-        return value if value in _INT64 else str(value)
-    if depth > _DEPTH_LIMIT:
-        return "[too deep]"
-    if kind is dict or isinstance(value, Mapping):
-        return _mapping_to_plain(value, key, nonfinite, depth)
-    if isinstance(value, set | frozenset):
-        value = sorted(value, key=_safe_str)
-    if isinstance(value, list | tuple):
-        return [to_plain(v, _join(key, i), nonfinite, depth + 1) for i, v in enumerate(value)]
-    return _unusual_to_plain(value, key, nonfinite, depth)
 
+    def _content(self, value: Any, key: str) -> Plain:
+        if type(value) is dict or isinstance(value, Mapping):
+            return self._mapping(value, key)
+        if isinstance(value, set | frozenset):
+            value = sorted(value, key=_safe_str)
+        if isinstance(value, list | tuple):
+            return [
+                item if type(item) is str else self.plain(item, _join(key, index))
+                for index, item in enumerate(value)
+            ]
+        if isinstance(value, msgspec.Struct):
+            return self._mapping(msgspec.structs.asdict(value), key)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            return self._mapping(fields, key)
+        # NumPy, torch, JAX: a scalar has item(), an array tolist(); an array of one element has both.
+        methods = ("tolist", "item") if getattr(value, "shape", ()) else ("item", "tolist")
+        for convert in (getattr(value, method, None) for method in methods):
+            if callable(convert):
+                with contextlib.suppress(Exception):  # an item() of another meaning, or one that fails
+                    converted = convert()
+                    if type(converted) is not type(value):
+                        return self.plain(converted, key)
+        return _safe_str(value)
 
-def _mapping_to_plain(value: Mapping[Any, Any], key: str, nonfinite: list[str] | None, depth: int) -> Plain:
-    plain = {}
-    for name, item in value.items():
-        kind = type(item)
-        # Most values of a record are one of these: taking them here spares a call and a key path each.
-        if type(name) is str and (
-            kind is str
-            or item is None
-            or kind is bool
-            or (kind is float and item - item == 0.0)
-            or (kind is int and item in _INT64)
-        ):
-            plain[name] = item
-        else:
-            plain[str(name)] = to_plain(item, _join(key, name), nonfinite, depth + 1)
-    return plain
-
-
-def _unusual_to_plain(value: Any, key: str, nonfinite: list[str] | None, depth: int) -> Plain:
-    if isinstance(value, enum.Enum):
-        return to_plain(value.value, key, nonfinite, depth + 1)
-    if isinstance(value, bool | int | float | str):  # subclasses: np.float64 is a float
-        base = next(base for base in (bool, int, float, str) if isinstance(value, base))
-        return to_plain(base(value), key, nonfinite, depth + 1)
-    if isinstance(value, PurePath):
-        return str(value)
-    if isinstance(value, datetime | date):
-        return value.isoformat()
-    if isinstance(value, bytes | bytearray):
-        return bytes(value).decode("utf-8", "replace")
-    if isinstance(value, msgspec.Struct):
-        return to_plain(msgspec.structs.asdict(value), key, nonfinite, depth + 1)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return to_plain(fields, key, nonfinite, depth + 1)
-    # NumPy, torch, JAX: a scalar has item(), an array tolist(); an array of one element has both.
-    methods = ("tolist", "item") if getattr(value, "shape", ()) else ("item", "tolist")
-    for convert in (getattr(value, method, None) for method in methods):
-        if callable(convert):
-            with contextlib.suppress(Exception):  # an item() of another meaning, or one that fails
-                converted = convert()
-                if type(converted) is not type(value):
-                    return to_plain(converted, key, nonfinite, depth + 1)
-    return _safe_str(value)
+    def _mapping(self, value: Mapping[Any, Any], key: str) -> Plain:
+        plain = {}
+        for name, item in value.items():
+            kind = type(item)
+            # Most values of a record are one of these: taking them here spares a call and a key path each.
+            if type(name) is str and (
+                kind is str
+                or item is None
+                or kind is bool
+                or (kind is float and item - item == 0.0)
+                or (kind is int and item in _INT64)
+            ):
+                plain[name] = item
+            else:
+                text = name if type(name) is str else _safe_str(name)
+                plain[text] = self.plain(item, _join(key, text))
+        return plain
 
 
 def encode(plain: Plain) -> bytes:

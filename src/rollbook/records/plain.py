@@ -167,6 +167,15 @@ def encode(plain: Plain) -> bytes:
     return line
 
 
+def canonical(value: Any) -> bytes:
+    """The same bytes for equal values, whatever the order of their keys: what digests are made of."""
+    plain = to_plain(value)
+    try:
+        return orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        return orjson.dumps(_without_surrogates(plain), option=orjson.OPT_SORT_KEYS)
+
+
 def is_finite(value: float) -> bool:
     return value - value == 0.0
 

@@ -13,31 +13,17 @@ from typing import Any
 
 import orjson
 
-KEY = "_rb_key"
+from rollbook.records.identity import KEY as KEY
+from rollbook.records.identity import content_id as content_id
+from rollbook.records.identity import rollout_key, split_key
+
 TASK_INDEX = "_ng_task_index"
 ROLLOUT_INDEX = "_ng_rollout_index"
 STEPS = "_rb_steps"  # of a rollout of several turns: what each was and earned
 _DIGITS = 18  # of a repeat: what every reader takes for a whole number
 PROMPTS = ("responses_create_params", "messages", "prompt", "question", "instruction", "input")
 
-
-def key_of(task_id: str, repeat: int) -> str:
-    return f"{task_id}#{repeat}"
-
-
-def parted(key: str) -> tuple[str, int | None]:
-    """The task's id and the repeat of a key."""
-    name, mark, repeat = key.rpartition("#")
-    is_repeat = mark and repeat.isdecimal() and repeat.isascii() and len(repeat) <= _DIGITS
-    return (name, int(repeat)) if is_repeat else (key, None)
-
-
-def input_id(row: Mapping[str, Any]) -> str:
-    """The name of a row of tasks: its own, or a hash of its content, whatever the order of its keys."""
-    for name in ("task_id", "id"):
-        if row.get(name) is not None:
-            return str(row[name])
-    return content_id(row)
+key_of, parted = rollout_key, split_key
 
 
 def task_of(row: Mapping[str, Any]) -> str:
@@ -51,11 +37,6 @@ def task_of(row: Mapping[str, Any]) -> str:
             return str(value) if name != TASK_INDEX else f"index-{value}"
     asked = {name: row[name] for name in PROMPTS if name in row}
     return _hash_of(asked or row)
-
-
-def content_id(task: Mapping[str, Any]) -> str:
-    """The name a collection gives to a task without one: a hash of all it says, in any order of keys."""
-    return _hash_of({key: value for key, value in task.items() if not key.startswith("_ng_")})
 
 
 def repeat_of(row: Mapping[str, Any]) -> int | None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rollbook.errors import RollbookError, UsageError
-from rollbook.train.launch import plan_run
+from rollbook.errors import LockedError, RollbookError, UsageError
+from rollbook.train.launch import carry_out, plan_run
 from rollbook.train.settings import load_settings
 from rollbook.train.sft import train
-from tiny_model import sums, write_config
+from tiny_model import CHATML, sums, write_config
 
 TIMES = ("elapsed_time", "remaining_time", "throughput")
 
@@ -98,6 +99,70 @@ def test_an_edited_file_is_refused(halfway: Path) -> None:
     (halfway / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(UsageError, match=r"changed: data\.train\."):
         run(halfway, resume=True)
+
+
+def test_other_masks_are_refused(halfway: Path) -> None:
+    with pytest.raises(UsageError, match=r"changed: data\.train_on\."):
+        run(halfway, "data.train_on=last", resume=True)
+    template = halfway / "other.jinja"
+    template.write_text(CHATML.replace("assistant", "model"))
+    with pytest.raises(UsageError, match=r"changed: model\.chat_template\."):
+        run(halfway, f"model.chat_template={template}", resume=True)
+
+
+def test_a_second_trainer_touches_nothing_of_a_live_run(tmp_path: Path) -> None:
+    """It is refused before it cuts the log back to the checkpoint or removes what is being saved."""
+    write_config(tmp_path, training__max_steps=8, training__save_steps=4, data__eval=[])
+    output = tmp_path / "artifacts/model/demo"
+    seen: list[tuple[Any, Any]] = []
+
+    def listen(text: str) -> None:
+        if text.startswith("step 6/"):
+            making = output / ".checkpoint-8.making"
+            making.mkdir()
+            before = (output / "trainer_log.jsonl").read_bytes()
+            for words in (["--resume"], ["--overwrite"]):
+                with pytest.raises(LockedError, match=f"pid {os.getpid()}"):
+                    second(tmp_path, *words)
+            seen.append((before, (output / "trainer_log.jsonl").read_bytes()))
+            assert making.exists() and (output / "checkpoint-4").exists()
+
+    train(load_settings(tmp_path / "config.yaml"), tmp_path / "artifacts", resume=False, say=listen)
+    ((before, after),) = seen
+    assert before == after
+    assert [line["current_steps"] for line in log_of(tmp_path)] == [*range(1, 9), 8]
+
+
+def second(directory: Path, how: str) -> None:
+    settings, artifacts = load_settings(directory / "config.yaml"), directory / "artifacts"
+    resume = how == "--resume"
+    plan = plan_run(settings, artifacts, resume=resume, overwrite=not resume)
+    carry_out(plan, settings, artifacts, directory / "config.yaml", say=lambda _: None)
+    train(settings, artifacts, resume=resume, say=lambda _: None)
+
+
+def test_overwrite_sets_the_old_run_aside_after_the_new_data_was_read(halfway: Path) -> None:
+    output = halfway / "artifacts/model/demo"
+    (output / "settings.json").touch()
+    mine = {"README.md": "mine", "tokenizer_notes.txt": "mine too", "checkpoint-notes": "also"}
+    for name, text in mine.items():
+        (output / name).write_text(text)
+    there = sorted(path.relative_to(output) for path in output.rglob("*"))
+    data = halfway / "train.jsonl"
+    good = data.read_text()
+    data.write_text(good + "{half\n")
+    settings, artifacts = load_settings(halfway / "config.yaml"), halfway / "artifacts"
+    plan = plan_run(settings, artifacts, resume=False, overwrite=True)
+    with pytest.raises(RollbookError, match=r"train\.jsonl:61"):
+        carry_out(plan, settings, artifacts, halfway / "config.yaml", say=lambda _: None)
+    assert sorted(path.relative_to(output) for path in output.rglob("*")) == there
+
+    data.write_text(good)
+    weights = (output / "checkpoint-4/model.safetensors").read_bytes()
+    carry_out(plan, settings, artifacts, halfway / "config.yaml", say=lambda _: None)
+    assert {name: (output / name).read_text() for name in mine} == mine
+    assert not (output / "checkpoint-4").exists() and not (output / "trainer_log.jsonl").exists()
+    assert (output / "superseded/run_001/checkpoint-4/model.safetensors").read_bytes() == weights
 
 
 def test_other_settings_may_change_and_that_is_said(halfway: Path) -> None:

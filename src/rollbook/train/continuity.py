@@ -27,16 +27,19 @@ def made_from(settings: SftSettings, corpus: Corpus, *, rows_a_step: int, packed
     """What the steps of a run follow from, by the names of the settings."""
     data, model, training = settings.data, settings.model, settings.training
     files = [
-        [store.report.source, store.report.samples, dataset.weight]
+        [store.report.source, store.report.samples, dataset.weight, dataset.format]
         for store, dataset in zip(corpus.stores, data.train, strict=True)
     ]
     lora = msgspec.to_builtins(model.lora)
     others = {f"training.{key}": value for key, value in msgspec.to_builtins(training).items()}
     others |= {f"model.{key}": value for key, value in msgspec.to_builtins(model).items()}
+    del others["model.chat_template"]  # a path: what stands there is what counts
     return {
         "data.train": files,
         "data.max_length": data.max_length,
         "data.packing": packed,
+        "data.train_on": data.train_on,
+        "model.chat_template": Path(model.chat_template).read_text() if model.chat_template else None,
         "training.seed": training.seed,
         "rows a step": rows_a_step,
         "model.lora": lora,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,8 @@ import msgspec
 
 from rollbook.data.inputs import find_inputs
 from rollbook.errors import UsageError
-from rollbook.records.atomic import write_atomic
+from rollbook.records.atomic import make_directory, write_atomic
+from rollbook.records.locks import FileLock
 from rollbook.runs.jobs.job import Job
 from rollbook.runs.saved_models import SavedModel, newest_model
 from rollbook.train.lf_data import write_lf_data
@@ -26,14 +27,12 @@ from rollbook.train.settings import SftSettings
 SETTINGS = "settings.json"
 _GRACE_S = 120.0  # a step and a checkpoint have to fit in
 _TORCHRUN_WAITS = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(_GRACE_S))}  # it would kill them after 30 s
-_OURS = (
-    "trainer_log.jsonl", "trainer_state.json", "train_results.json", "all_results.json", "eval_results.json",
-    "training_loss.png", "alerts.jsonl", "handed_over", SETTINGS, "llamafactory.yaml", "config.json",
-    "training_eval_loss.png", "generation_config.json", "training_args.bin", "chat_template.jinja",
-    "README.md",
-)  # fmt: skip
-
-_OURS_TOO = ("checkpoint-", ".checkpoint-", "model.safetensors", "model-0", "adapter_", "tokenizer")
+_OURS = re.compile(  # what a run writes; everything else in its directory is the user's
+    r"checkpoint-\d+|(?:trainer_log|alerts)\.jsonl|handed_over|training_(?:eval_)?loss\.png|training_args\.bin"
+    r"|(?:trainer_state|train_results|all_results|eval_results|settings|config|generation_config)\.json"
+    r"|model(?:-\d+-of-\d+)?\.safetensors(?:\.index\.json)?|adapter_(?:model\.safetensors|config\.json)"
+    r"|chat_template\.jinja|tokenizer(?:_config)?\.json|(?:special_tokens_map|added_tokens)\.json"
+)
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -52,7 +51,7 @@ class Plan(msgspec.Struct, frozen=True):
         elif self.begins_again:
             found.append("resume: from the beginning, for nothing was saved yet")
         if self.replaced:
-            found.append(f"replace: {len(self.replaced)} files and checkpoints of the run that is there")
+            found.append(f"set aside: {len(self.replaced)} files and checkpoints of the run that is there")
         return found
 
 
@@ -76,7 +75,7 @@ def plan_run(settings: SftSettings, artifacts: Path, *, resume: bool, overwrite:
         )
     if resume and newest is None and there and not has_run:
         raise UsageError(f"{directory} has no run in it to resume; choose another output_dir")
-    ours = [path for path in there if path.name in _OURS or path.name.startswith(_OURS_TOO)]
+    ours = [path for path in there if _OURS.fullmatch(path.name)]
     return Plan(
         directory, newest if resume else None, resume and newest is None, ours if overwrite else [], data
     )
@@ -85,18 +84,23 @@ def plan_run(settings: SftSettings, artifacts: Path, *, resume: bool, overwrite:
 def carry_out(
     plan: Plan, settings: SftSettings, artifacts: Path, config: Path, *, say: Callable[[str], None]
 ) -> Job:
-    """Make room, write the settings beside the weights to come, and say what is to be run."""
-    for path in plan.replaced:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-    plan.output_dir.mkdir(parents=True, exist_ok=True)
-    write_atomic(plan.output_dir / SETTINGS, msgspec.json.format(msgspec.json.encode(settings)) + b"\n")
+    """Say what is to be run, once the data has been read and nobody else is at work in the directory.
+
+    Only then the run that is there makes room: it is kept below `superseded/`.
+    """
+    command = _command(plan, settings, artifacts, say)
+    make_directory(plan.output_dir)
+    with FileLock(plan.output_dir / SETTINGS):  # as the process that trains does
+        if plan.replaced:
+            keep = _new_directory(plan.output_dir / "superseded")
+            for path in plan.replaced:
+                path.rename(keep / path.name)
+            say(f"the files of the run that was here are now in {keep}")
+        write_atomic(plan.output_dir / SETTINGS, msgspec.json.format(msgspec.json.encode(settings)) + b"\n")
     external = settings.engine == "llamafactory"
     return Job(
         name=settings.run_name,
-        command=_command(plan, settings, artifacts, say),
+        command=command,
         env=llamafactory_environment(settings) if external else _TORCHRUN_WAITS,
         artifacts=artifacts,
         kind="sft",
@@ -108,6 +112,14 @@ def carry_out(
         grace_s=_GRACE_S,
         finisher=FINISHER if external else "rollbook.runs.jobs.finish:record_result",
     )
+
+
+def _new_directory(parent: Path) -> Path:
+    number = 1
+    while (parent / f"run_{number:03d}").exists():
+        number += 1
+    make_directory(parent / f"run_{number:03d}")
+    return parent / f"run_{number:03d}"
 
 
 def input_files(settings: SftSettings) -> list[Path]:

@@ -12,6 +12,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import numpy as np
 import torch
 
 from rollbook.errors import RollbookError, UsageError
+from rollbook.records.atomic import make_directory
+from rollbook.records.locks import FileLock
 from rollbook.runs.jobs.finish import HANDED_OVER
 from rollbook.train import selftests
 from rollbook.train.chat import ChatTokenizer, has_template
@@ -31,6 +34,7 @@ from rollbook.train.checkpointing import (
 from rollbook.train.continuity import made_from, state_to_go_on_from
 from rollbook.train.engine import Engine, StepResult
 from rollbook.train.feed import Feed, make_corpus, told
+from rollbook.train.launch import SETTINGS
 from rollbook.train.model import DTYPES, TrainedModel, load_model
 from rollbook.train.optimizer import Optimizer
 from rollbook.train.processes import Processes
@@ -57,12 +61,16 @@ def train(settings: SftSettings, artifacts: Path, *, resume: bool, say: Say) -> 
     if not processes.is_first:
         say = _silence
     directory = settings.output_dir(artifacts)
-    directory.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(directory) if processes.is_first else None
-    checkpoint = newest_checkpoint(directory) if resume else None
+    make_directory(directory)
     try:
-        run = Run(settings, artifacts, directory, processes, checkpoint.path if checkpoint else None, say)
-        return run.to_the_end()
+        # Before anything there is touched: a second trainer must not cut the log of the first.
+        with FileLock(directory / SETTINGS) if processes.is_first else nullcontext():
+            if processes.is_first:
+                remove_leftovers(directory)
+            processes.wait_for_all()
+            checkpoint = newest_checkpoint(directory) if resume else None
+            path = checkpoint.path if checkpoint else None
+            return Run(settings, artifacts, directory, processes, path, say).to_the_end()
     finally:
         processes.close()
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
+from helpers.signals import let_children_hear_signals
 from rollbook.samples import SampleConfig, write_sample_run
 
 # Models of the tests are so small that threads only get into each other's way; subprocesses inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+let_children_hear_signals()
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
-
-sys.path.insert(0, str(Path(__file__).parent))  # helper modules of the tests themselves
 
 
 @pytest.fixture(scope="session")

@@ -42,14 +42,8 @@ def start(directory: Path, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "rollbook.train.main", "--settings", str(directory / "settings.json"),
          "--artifacts", str(directory / "artifacts"), *more],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=_hears_signals,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-
-
-def _hears_signals() -> None:
-    """Tests in the background of a shell are started with these ignored, and children inherit that."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def log_lines(directory: Path) -> list[dict[str, Any]]:

@@ -6,14 +6,12 @@ read here, and nowhere else: everything that makes datasets asks these functions
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
-
-import orjson
 
 from rollbook.data.numbers import as_number
 from rollbook.policies.base import Message
+from rollbook.policies.chat_template import with_objects
 from rollbook.policies.conversion import chat_tools, one_reply, to_chat
 
 Value = dict[str, Any]
@@ -100,25 +98,6 @@ def tools_of(row: Mapping[str, Any]) -> list[Value]:
     if not isinstance(tools, list) or not all(map(_is_tool, tools)):
         raise Unusable("unreadable_tools")
     return chat_tools(tools)
-
-
-def with_objects(messages: Sequence[Message]) -> list[Message]:
-    """Arguments of tool calls as objects, which chat templates write out; text in JSON would be quoted twice.
-
-    Arguments that are no JSON object stay the text the model wrote.
-    """
-    for message in messages:
-        for call in message.get("tool_calls") or ():
-            function = call.get("function")
-            if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-                try:
-                    parsed = json.loads(function["arguments"])
-                    orjson.dumps(parsed)
-                except (ValueError, TypeError, RecursionError):  # or what cannot be written again
-                    continue
-                if isinstance(parsed, dict):
-                    function["arguments"] = parsed
-    return list(messages)
 
 
 def _until_last_reply(messages: list[Message]) -> list[Message]:

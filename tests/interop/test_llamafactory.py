@@ -187,7 +187,7 @@ def test_the_command_runs_it(tmp_path: Path, base: Path) -> None:
 
     done = rollbook("sft", "config.yaml")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert "handoff: written: checkpoint of step 3" in done.stdout
+    assert "handoff: written: checkpoint of step 3" in done.stderr
     assert json.loads(rollbook("status", "--json").stdout)["standing"]["step"] == 3
     assert rollbook("sft", "config.yaml").returncode == 2
     again = rollbook("sft", "config.yaml", "--overwrite")

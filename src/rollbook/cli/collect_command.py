@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
@@ -138,19 +137,11 @@ def _stay(settings: CollectSettings, job: Job, as_json: bool, check: InputCheck 
 def _leave_running(job: Job, as_json: bool) -> None:
     import msgspec
 
-    from rollbook.runs.jobs.detach import supervise_detached
+    from rollbook.cli.launched import start_detached
 
     own = [sys.executable, "-m", "rollbook", *job.command[1:]]
-    started = supervise_detached(msgspec.structs.replace(job, command=own))
-    if as_json:
-        print_json({"id": started.id, "log": started.log, "pid": started.pid, "status": "running"})
-        return
-    flag = "" if job.artifacts == ARTIFACTS else f" --artifacts {shlex.quote(str(job.artifacts))}"
-    name = shlex.quote(job.name)
-    print(f"{started.id} is running (pid {started.pid})")
-    print(f"follow it:  rollbook logs -f{flag} {name}")
-    print(f"see it:     rollbook status{flag} {name}")
-    print(f"end it:     rollbook stop{flag} {name}   (what is in flight may finish)")
+    job = msgspec.structs.replace(job, command=own)
+    start_detached(job, as_json, on_stop="what is in flight may finish")
 
 
 def _outlook(settings: CollectSettings, *, is_to_begin: bool = False) -> Outlook:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, print_json, why_failed
+from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson
 from rollbook.errors import UsageError
-
-if TYPE_CHECKING:
-    from rollbook.runs.jobs.job import Job
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -36,6 +32,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run COMMAND, given after `--`, under supervision."""
+    from rollbook.cli.launched import run_job
     from rollbook.runs.jobs.job import Job
 
     if not name.strip() or name == "latest" or "@" in name:
@@ -55,38 +52,4 @@ def run(
         grace_s=grace,
         finisher="rollbook.runs.jobs.finish:record_result",
     )
-    if detach:
-        _leave_running(job, as_json)
-    else:
-        _stay(job, as_json)
-
-
-def _leave_running(job: Job, as_json: bool) -> None:
-    from rollbook.runs.jobs.detach import supervise_detached
-
-    started = supervise_detached(job)
-    if as_json:
-        print_json({"id": started.id, "log": started.log, "pid": started.pid, "status": "running"})
-        return
-    print(f"{started.id} is running (pid {started.pid})")
-    print(f"follow it:  rollbook logs -f {job.name}")
-    print(f"see it:     rollbook status {job.name}")
-    print(f"end it:     rollbook stop {job.name}")
-
-
-def _stay(job: Job, as_json: bool) -> None:
-    from rollbook.cli.output import printable
-    from rollbook.runs.jobs.outcome import exit_code_for
-    from rollbook.runs.jobs.supervise import supervise
-
-    # With --json the command's output goes to stderr, so that stdout holds the record alone.
-    end = supervise(job, terminal=2 if as_json else 1)
-    if as_json:
-        print_json(end)
-        sys.exit(exit_code_for(end))
-    if handoff := end.extra.get("handoff"):
-        print(printable(f"rollbook: handoff: {handoff}"), file=sys.stderr)
-    if end.status != "completed":
-        why = why_failed(end.reason, end.error, end.exit_code)
-        print(printable(f"rollbook: {job.name} {end.status}: {why}"), file=sys.stderr)
-    sys.exit(exit_code_for(end))
+    run_job(job, detach=detach, as_json=as_json)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, print_json, why_failed
+from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, print_json
 
 if TYPE_CHECKING:
-    from rollbook.runs.jobs.job import Job
     from rollbook.train.settings import SftSettings
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -36,6 +33,7 @@ def sft(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune: model, data and training come from CONFIG, changes as training.learning_rate=1e-5."""
+    from rollbook.cli.launched import run_job
     from rollbook.train.launch import carry_out, plan_run
     from rollbook.train.settings import load_settings
 
@@ -48,45 +46,11 @@ def sft(
         return
     say = _nothing if as_json else print
     job = carry_out(plan, settings, artifacts, config, say=say)
-    if detach:
-        _leave_running(job, as_json)
-    else:
-        _stay(job, as_json)
+    run_job(job, detach=detach, as_json=as_json, on_stop="it saves first; --resume continues")
 
 
 def _nothing(_: str) -> None:
     return
-
-
-def _leave_running(job: Job, as_json: bool) -> None:
-    from rollbook.runs.jobs.detach import supervise_detached
-
-    started = supervise_detached(job)
-    if as_json:
-        print_json({"id": started.id, "log": started.log, "pid": started.pid, "status": "running"})
-        return
-    name = shlex.quote(job.name)
-    print(f"{started.id} is running (pid {started.pid})")
-    print(f"follow it:  rollbook logs -f {name}")
-    print(f"see it:     rollbook status {name}")
-    print(f"end it:     rollbook stop {name}   (it saves first; --resume goes on)")
-
-
-def _stay(job: Job, as_json: bool) -> None:
-    from rollbook.cli.output import printable
-    from rollbook.runs.jobs.outcome import exit_code_for
-    from rollbook.runs.jobs.supervise import supervise
-
-    end = supervise(job, terminal=2 if as_json else 1)
-    if as_json:
-        print_json(end)
-        sys.exit(exit_code_for(end))
-    if end.status != "completed":
-        why = why_failed(end.reason, end.error, end.exit_code)
-        print(printable(f"rollbook: {job.name} {end.status}: {why}"), file=sys.stderr)
-    if handoff := end.extra.get("handoff"):
-        print(printable(f"handoff: {handoff}"))
-    sys.exit(exit_code_for(end))
 
 
 def _preview(settings: SftSettings, output_dir: Path, as_json: bool) -> None:

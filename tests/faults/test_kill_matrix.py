@@ -16,6 +16,7 @@ import yaml
 from rollbook.runs.jobs.ledger import Ledger, RunRecord, Status
 from supervision import Talker, is_alive, poll, start_supervisor
 
+faults = pytest.mark.faults  # the other cells of the matrix: `make test` has one or two of each scenario
 SLACK_S = 4.0  # for a busy machine: scheduling, process start, the look every 0.1 s
 STOPS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
@@ -30,8 +31,17 @@ def one_end(artifacts: Path) -> RunRecord:
     return record
 
 
-@pytest.mark.parametrize("number", STOPS, ids=lambda number: number.name)
-@pytest.mark.parametrize("to_group", [False, True], ids=["supervisor", "group"])
+@pytest.mark.parametrize(
+    ("number", "to_group"),
+    [
+        pytest.param(signal.SIGTERM, False, id="SIGTERM-supervisor"),
+        pytest.param(signal.SIGINT, True, id="SIGINT-group"),  # Ctrl-C
+        pytest.param(signal.SIGTERM, True, id="SIGTERM-group", marks=faults),
+        pytest.param(signal.SIGINT, False, id="SIGINT-supervisor", marks=faults),
+        pytest.param(signal.SIGHUP, False, id="SIGHUP-supervisor", marks=faults),
+        pytest.param(signal.SIGHUP, True, id="SIGHUP-group", marks=faults),
+    ],
+)
 def test_a_stop_signal_is_forwarded_and_recorded(
     tmp_path: Path, number: signal.Signals, to_group: bool
 ) -> None:
@@ -46,7 +56,15 @@ def test_a_stop_signal_is_forwarded_and_recorded(
         assert talker.log().count(f"goodbye after {number.name}".encode()) == 1
 
 
-@pytest.mark.parametrize("number", STOPS, ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGHUP,
+        pytest.param(signal.SIGTERM, marks=faults),
+        pytest.param(signal.SIGINT, marks=faults),
+    ],
+    ids=lambda number: number.name,
+)
 def test_what_ignores_the_signal_is_killed_after_the_grace_period(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -71,8 +89,15 @@ def test_the_same_signal_again_kills_at_once(tmp_path: Path) -> None:
         assert one_end(talker.artifacts).status == Status.INTERRUPTED
 
 
-@pytest.mark.parametrize("stubborn", [False, True], ids=["polite", "stubborn"])
-@pytest.mark.parametrize("whom", ["supervisor", "group"])
+@pytest.mark.parametrize(
+    ("whom", "stubborn"),
+    [
+        pytest.param("supervisor", False, id="supervisor-polite"),
+        pytest.param("group", True, id="group-stubborn"),
+        pytest.param("supervisor", True, id="supervisor-stubborn", marks=faults),
+        pytest.param("group", False, id="group-polite", marks=faults),
+    ],
+)
 def test_a_killed_supervisor_leaves_nothing_running(tmp_path: Path, whom: str, stubborn: bool) -> None:
     with Talker(tmp_path, stubborn=stubborn) as talker:
         (os.killpg if whom == "group" else os.kill)(talker.supervisor.pid, signal.SIGKILL)
@@ -100,7 +125,7 @@ def test_a_killed_child_is_a_failure(tmp_path: Path) -> None:
         talker.check_log()
 
 
-@pytest.mark.parametrize("first", ["supervisor", "talker"])
+@pytest.mark.parametrize("first", ["supervisor", pytest.param("talker", marks=faults)])
 def test_both_killed_is_lost(tmp_path: Path, first: str) -> None:
     with Talker(tmp_path, stubborn=True) as talker:
         pids = [talker.supervisor.pid, talker.pids["talker"]]
@@ -214,7 +239,7 @@ sys.exit(exit_code_for(supervise(job)))
 """
 
 
-@pytest.mark.faults
+@faults
 @pytest.mark.parametrize("seed", range(40))
 def test_killed_at_any_moment_while_it_talks_as_fast_as_it_can(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
@@ -233,7 +258,7 @@ def test_killed_at_any_moment_while_it_talks_as_fast_as_it_can(tmp_path: Path, s
         talker.check_log()
 
 
-@pytest.mark.faults
+@faults
 @pytest.mark.parametrize("delay_ms", range(0, 1000, 40))
 def test_killed_at_any_moment_of_the_start(tmp_path: Path, delay_ms: int) -> None:
     """Before the history has a start there is nothing to say; after it, the run is lost and nothing lives."""

@@ -20,7 +20,7 @@ from rollbook.records.complete import COMPLETE
 from rollbook.records.layout import Artifact, IterationFile, RunFiles
 from rollbook.runs.follow import Follower
 
-TIMES = {"logged_at", "saved_at", "raised_at", "run_id", "started_at"}
+TIMES = {"logged_at", "saved_at", "raised_at", "run_id", "started_at", "files"}
 KILLS_A_RUN = 10
 ASIDE = ("superseded/", "run.json", "code.diff")
 

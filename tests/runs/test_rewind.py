@@ -11,7 +11,7 @@ from rollbook import Run, Trajectory, open_run
 from rollbook.errors import BadFileError, UsageError
 from rollbook.records.record import Record
 
-TIMES = {"logged_at", "saved_at", "raised_at", "log_lengths", "run_id", "started_at"}
+TIMES = {"logged_at", "saved_at", "raised_at", "log_lengths", "run_id", "started_at", "files"}
 
 
 def train(

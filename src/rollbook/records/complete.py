@@ -49,6 +49,18 @@ class CompleteMark(msgspec.Struct):
     files: dict[str, FileFacts] | None = None
 
 
+def file_facts(path: Path, *, sync: bool = False) -> FileFacts:
+    """Size and digest of a file, which is also put on the disk if asked."""
+    digest, size = xxhash.xxh3_128(), 0
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+        if sync:
+            os.fsync(file.fileno())
+    return FileFacts(size, digest.hexdigest())
+
+
 def unfinished_path(target: Path) -> Path:
     """Where `target` is written until it is complete."""
     return target.with_name(f".{target.name}{_MAKING}")
@@ -118,7 +130,7 @@ def problem(directory: Path, *, verify: bool = False) -> str | None:
             return f"{path} is missing"
         if (size := path.stat().st_size) != facts.bytes:
             return f"{path} has {size:,} bytes instead of {facts.bytes:,}"
-        if verify and _digest(path) != facts.xxh3_128:
+        if verify and file_facts(path) != facts:
             return f"{path} was changed: its digest is not the recorded one"
     return None
 
@@ -192,20 +204,9 @@ def _sync_and_digest(directory: Path) -> dict[str, FileFacts]:
                 continue  # a link is part of its directory; a socket has nothing to sync
             if path == directory / COMPLETE:
                 continue
-            digest = _digest(path, sync=True)
-            files[path.relative_to(directory).as_posix()] = FileFacts(path.stat().st_size, digest)
+            files[path.relative_to(directory).as_posix()] = file_facts(path, sync=True)
         fsync_directory(Path(folder))
     return dict(sorted(files.items()))
-
-
-def _digest(path: Path, *, sync: bool = False) -> str:
-    digest = xxhash.xxh3_128()
-    with path.open("rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-        if sync:
-            os.fsync(file.fileno())
-    return digest.hexdigest()
 
 
 def _refuse_existing(target: Path) -> None:

@@ -20,7 +20,7 @@ from typing import NamedTuple, NoReturn
 import orjson
 
 from rollbook.errors import BadLineError, WriteError
-from rollbook.records.atomic import fsync_directory
+from rollbook.records.atomic import fsync_directory, make_directory
 from rollbook.records.locks import FileLock
 
 _CHUNK = 1 << 20
@@ -75,6 +75,7 @@ class JsonlWriter:
         self._lock = None if lock else FileLock(self.path)
         with contextlib.ExitStack() as undo:
             undo.callback(self._release)
+            make_directory(self.path.parent)
             self._descriptor = _open_append(self.path)
             undo.callback(os.close, self._descriptor)
             self._end = repair(self.path, self._descriptor, check=check)

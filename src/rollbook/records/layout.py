@@ -7,6 +7,7 @@ accepts both, even mixed in one directory.
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,7 +37,16 @@ class Artifact(StrEnum):
 _SUFFIXES = "|".join(re.escape(artifact) for artifact in Artifact)
 _FLAT_NAME = re.compile(rf"(train|eval_.*)_iteration_(\d{{6,}})({_SUFFIXES})", re.DOTALL)
 _NESTED_NAME = re.compile(rf"(train|eval_.*?)({_SUFFIXES})", re.DOTALL)
+_RANK_0 = re.compile(r"rank_0(?!\d)")
 _NESTED_DIRECTORY = re.compile(r"iteration_(\d{6,})")
+
+
+def is_iteration_file(name: str) -> bool:
+    """Whether this path below a run's directory is that of a file of one iteration."""
+    directory, _, last = name.rpartition("/")
+    if directory:
+        return bool(_NESTED_DIRECTORY.fullmatch(directory) and _NESTED_NAME.fullmatch(last))
+    return _FLAT_NAME.fullmatch(name) is not None
 
 
 def eval_split(name: str) -> str:
@@ -103,6 +113,10 @@ class RunFiles:
         return self.root / "alerts.jsonl"
 
     @property
+    def iterations(self) -> Path:
+        return self.root / "iterations.jsonl"
+
+    @property
     def superseded(self) -> Path:
         return self.root / "superseded"
 
@@ -122,6 +136,12 @@ class RunFiles:
         if self.layout is Layout.NESTED:
             return self.root / f"iteration_{iteration:06d}" / f"{base}{artifact}"
         return self.root / f"{base}_iteration_{iteration:06d}{artifact}"
+
+    def log_family(self, name: str) -> list[Path]:
+        """The files on disk of a log: itself, and of one named for `rank_0` those of the other ranks."""
+        path = self.root / name
+        pattern = _RANK_0.sub("rank_*", glob.escape(path.name))
+        return sorted(found for found in path.parent.glob(pattern) if found.is_file())
 
     def iteration_files(self) -> Iterator[IterationFile]:
         """Every per-iteration file on disk, of either layout, in no order."""

@@ -119,6 +119,8 @@ class _Walk:
                 for index, item in enumerate(value)
             ]
         if isinstance(value, msgspec.Struct):
+            if value.__struct_config__.array_like:
+                return self._content(msgspec.structs.astuple(value), key)
             return self._mapping(msgspec.structs.asdict(value), key)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

@@ -53,6 +53,7 @@ class RunInfo(Record, kw_only=True):
     attempts: list[Attempt]
     total_iterations: int | None = None
     command: list[str] | None = None
+    logs: list[str] | None = None  # what `append_log` was asked for: a resume cuts these back too
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> RunInfo:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from rollbook.errors import BadLineError
 from rollbook.records.alerts import Alert
 from rollbook.records.checkpoints import CheckpointRecord
+from rollbook.records.iterations import IterationRecord
 from rollbook.records.jsonl import Line
 from rollbook.records.layout import Artifact, RunFiles
 from rollbook.records.metrics import normalize
@@ -25,6 +26,7 @@ class Source(StrEnum):
     METRICS = "metrics"
     ALERTS = "alerts"
     CHECKPOINTS = "checkpoints"
+    ITERATIONS = "iterations"
     ROLLOUTS = "rollouts"
     TRANSCRIPTS = "transcripts"
 
@@ -45,6 +47,7 @@ class Update(NamedTuple):
 _RECORDS: dict[Source, type[Record]] = {
     Source.ALERTS: Alert,
     Source.CHECKPOINTS: CheckpointRecord,
+    Source.ITERATIONS: IterationRecord,
     Source.ROLLOUTS: RolloutSummary,
     Source.TRANSCRIPTS: Transcript,
 }
@@ -86,6 +89,7 @@ class Follower:
             self._files.metrics: Source.METRICS,
             self._files.alerts: Source.ALERTS,
             self._files.checkpoints: Source.CHECKPOINTS,
+            self._files.iterations: Source.ITERATIONS,
         }
         found = {path: source for path, source in logs.items() if path.exists()}
         for file in self._files.iteration_files():

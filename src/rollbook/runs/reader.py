@@ -20,6 +20,7 @@ from rollbook.records import logtree
 from rollbook.records.alerts import Alert
 from rollbook.records.checkpoints import CheckpointRecord, newest_complete, read_checkpoints
 from rollbook.records.config import read_config
+from rollbook.records.iterations import IterationRecord, read_iterations
 from rollbook.records.layout import TRAIN, Artifact, IterationFile, Layout, RunFiles, base_name
 from rollbook.records.record import AnyRecord, read_records
 from rollbook.records.rollouts import RolloutSummary
@@ -84,6 +85,10 @@ class RunReader:
         for found in self._files_of(None, split):
             grouped.setdefault((found.iteration, found.split), {})[found.artifact] = found.path
         return [Iteration(number, of, files) for (number, of), files in sorted(grouped.items())]
+
+    def finished_iterations(self) -> Iterator[IterationRecord]:
+        """What iterations.jsonl says; of an iteration that was recorded again the last record counts."""
+        return read_iterations(self.files.iterations)
 
     def rollouts(self, iteration: int | None = None, split: str | None = None) -> Iterator[RolloutSummary]:
         """The summary of every trajectory, failed ones included."""

@@ -7,34 +7,28 @@ that is itself killed can simply be run again, because a tail is copied and sync
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from rollbook.errors import BadFileError
 from rollbook.records.atomic import fsync_directory
 from rollbook.records.checkpoints import CheckpointRecord, StoredCheckpoint, read_checkpoints
-from rollbook.records.complete import remove_unfinished
-from rollbook.records.layout import RunFiles
+from rollbook.records.complete import FileFacts, file_facts, remove_unfinished
+from rollbook.records.iterations import read_iterations
+from rollbook.records.layout import RunFiles, is_iteration_file
+from rollbook.records.run_info import RunInfo
+from rollbook.runs.run_logs import log_paths
 
 _COPY_CHUNK = 1 << 20
 _SAVING = ".saving"  # the end of the name of an unfinished checkpoint of an older version
 
 
-def log_lengths(files: RunFiles, batch: int | None) -> dict[str, int]:
-    """The length of every append-only log, and of the per-iteration files from `batch` on.
-
-    Those exist already when an evaluation of the coming iteration ran before the checkpoint was saved. A
-    rewind keeps them whole: they are of one piece, and a later attempt may have recorded them again.
-    """
-    present = {path for path in (files.metrics, files.alerts) if path.exists()}
-    present |= {found.path for found in files.iteration_files() if batch is None or found.iteration >= batch}
-    return {str(path.relative_to(files.root)): path.stat().st_size for path in sorted(present)}
-
-
-def rewind(files: RunFiles, to: StoredCheckpoint | None, attempt: int) -> None:
+def rewind(files: RunFiles, info: RunInfo, to: StoredCheckpoint | None) -> None:
     """Go back to a checkpoint, or to the very beginning."""
-    keep = attempt_directory(files, attempt)
+    keep = attempt_directory(files, len(info.attempts))
     record = to.record if to else None
     lengths = (record.log_lengths if record else None) or {}
     if record is not None and record.log_lengths is None:
@@ -43,15 +37,58 @@ def rewind(files: RunFiles, to: StoredCheckpoint | None, attempt: int) -> None:
             f"checkpoint {record.name!r} has no log_lengths: it was not written by rollbook, "
             "so the logs cannot be cut back to it; start a new run from its state_path",
         )
-    for path in (files.metrics, files.alerts):
-        _cut(path, lengths.get(path.name, 0), files, keep)
-    for found in list(files.iteration_files()):
-        came_later = record is None or record.batch is None or found.iteration >= record.batch
-        if came_later and str(found.path.relative_to(files.root)) not in lengths:
-            set_aside(found.path, files, keep)
+    _drop_later_iterations(files, record, lengths, keep)
+    logs = {path.relative_to(files.root).as_posix() for path in log_paths(files, info)}
+    for name in sorted(logs | {name for name in lengths if not is_iteration_file(name)}):
+        _cut(files.root / name, lengths.get(name, 0), files, keep)
     _drop_later_checkpoints(files, record, keep)
     _cut(files.checkpoints, to.end if to else 0, files, keep)
     fsync_directory(files.root)
+
+
+def _drop_later_iterations(
+    files: RunFiles, record: CheckpointRecord | None, lengths: Mapping[str, int], keep: Path
+) -> None:
+    """Set aside the files of every iteration that was not complete when the checkpoint was saved."""
+    end = lengths.get(files.iterations.name)
+    if record is not None and end is None:
+        _drop_by_number(files, record, lengths, keep)
+        return
+    complete = {
+        name: facts
+        for finished in read_iterations(files.iterations, end=end or 0)
+        for name, facts in finished.files.items()
+    }
+    for found in list(files.iteration_files()):
+        if found.path.relative_to(files.root).as_posix() not in complete:
+            set_aside(found.path, files, keep)
+    for name, facts in complete.items():
+        path = files.root / name
+        if not path.exists() or path.stat().st_size != facts.bytes:
+            _bring_back(path, facts, files, keep)
+
+
+def _bring_back(path: Path, facts: FileFacts, files: RunFiles, keep: Path) -> None:
+    """Put a file back that was complete, and was recorded again after the checkpoint."""
+    relative = path.relative_to(files.root)
+    for earlier in sorted(files.superseded.glob("attempt_*")):
+        for candidate in earlier.joinpath(relative).parent.glob(glob.escape(path.name) + "*"):
+            if candidate.stat().st_size == facts.bytes and file_facts(candidate) == facts:
+                if path.exists():
+                    set_aside(path, files, keep)
+                path.parent.mkdir(exist_ok=True)
+                candidate.rename(path)
+                return
+
+
+def _drop_by_number(
+    files: RunFiles, record: CheckpointRecord, lengths: Mapping[str, int], keep: Path
+) -> None:
+    """The same for a run of an older version, which noted only the files of the coming iterations."""
+    for found in list(files.iteration_files()):
+        came_later = record.batch is None or found.iteration >= record.batch
+        if came_later and found.path.relative_to(files.root).as_posix() not in lengths:
+            set_aside(found.path, files, keep)
 
 
 def attempt_directory(files: RunFiles, attempt: int) -> Path:

@@ -19,6 +19,7 @@ from rollbook.errors import UsageError
 from rollbook.records import logtree
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.layout import TRAIN, Artifact
+from rollbook.records.locks import FileLock
 from rollbook.records.rollout_stats import RolloutStats
 from rollbook.records.rollouts import (
     RolloutSummary,
@@ -125,6 +126,7 @@ class RolloutLog:
         path_of: Callable[[Artifact], Path],
         num_groups_to_log: int,
         title: str,
+        lock: FileLock,
     ) -> None:
         self.split, self.iteration, self.title = split, iteration, title
         self.stats = RolloutStats()
@@ -134,9 +136,9 @@ class RolloutLog:
         self._groups: dict[int, GroupLog] = {}
         self._claimed: set[int] = set()
         self._guard = threading.Lock()
-        self._summaries = JsonlWriter(path_of(Artifact.SUMMARIES))
+        self._summaries = JsonlWriter(path_of(Artifact.SUMMARIES), lock=lock)
         try:
-            self._transcripts = JsonlWriter(path_of(Artifact.TRANSCRIPTS))
+            self._transcripts = JsonlWriter(path_of(Artifact.TRANSCRIPTS), lock=lock)
         except BaseException:
             self._summaries.close()
             raise

@@ -14,7 +14,7 @@ writes a run; a second one is refused with the pid and host of the first.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,29 +24,30 @@ from typing import Any, Self
 from rollbook.errors import UsageError
 from rollbook.records import logtree
 from rollbook.records.alerts import Alert, Level
-from rollbook.records.atomic import write_atomic
 from rollbook.records.checkpoints import (
     CheckpointRecord,
     is_complete,
-    newest_complete,
     read_checkpoints,
 )
 from rollbook.records.code_state import capture_code, write_code_diff
 from rollbook.records.complete import COMPLETE, complete_directory
 from rollbook.records.config import diff_configs, dump_config, read_config, write_config
-from rollbook.records.jsonl import EVERY_LINE, JsonlWriter, every_ms
+from rollbook.records.iterations import IterationRecord
+from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.layout import TRAIN, Artifact, Layout, RunFiles, base_name
 from rollbook.records.locks import FileLock
 from rollbook.records.metrics import as_step, encode_metrics
 from rollbook.records.plain import utc_now
 from rollbook.records.redact import redact_text
+from rollbook.records.rollouts import describe_error
 from rollbook.records.run_info import write_run_info
-from rollbook.runs.rewind import attempt_directory, log_lengths, set_aside
+from rollbook.runs.announce import End, enter_history, is_supervised, write_output_dir_note
+from rollbook.runs.finished import FinishedIterations
+from rollbook.runs.rewind import attempt_directory, set_aside
 from rollbook.runs.rollout_log import RolloutLog
+from rollbook.runs.run_logs import RunLogs
 from rollbook.runs.start import parse_layout, start_run
 from rollbook.runs.trackers import Trackers, named_in
-
-_METRICS_SYNC_MS = 1000
 
 
 class Run:
@@ -85,15 +86,13 @@ class Run:
         self._open_rollouts: set[RolloutLog] = set()
         self._opened: ExitStack | None = None
         with ExitStack() as opened:
-            opened.callback(FileLock(self.files.run).release)
+            self._lock = opened.enter_context(FileLock(self.files.run))
             self.info, self.resumed_from = start_run(
                 self.files, kind=kind, total_iterations=total_iterations, resume=resume
             )
-            self._alerts = opened.enter_context(JsonlWriter(self.files.alerts, sync=EVERY_LINE))
-            self._metrics = opened.enter_context(
-                JsonlWriter(self.files.metrics, sync=every_ms(_METRICS_SYNC_MS))
-            )
-            self._checkpoints = opened.enter_context(JsonlWriter(self.files.checkpoints, sync=EVERY_LINE))
+            self._logs = RunLogs(self.files, self.info, self._lock)
+            opened.callback(self._logs.close)
+            self._finished = FinishedIterations(self.files, self._logs.iterations)
             self._checkpoint_names = {c.record.name for c in read_checkpoints(self.files.checkpoints)}
             self._write_config(config)
             self._keep_old(self.files.code_diff)
@@ -101,8 +100,8 @@ class Run:
             named = trackers if trackers is not None else named_in(config)
             self._trackers = self._open_trackers(named, config)
             opened.callback(self._trackers.close)
-            _tell_supervisor(self.files.root)
-            self._history = None if os.environ.get("ROLLBOOK_RUN_DIR") else self._enter_history(history)
+            write_output_dir_note(self.files.root)
+            self._history = self._enter_history(history)
             self._opened = opened.pop_all()
 
     @property
@@ -120,7 +119,7 @@ class Run:
         return (self.resumed_from.batch or 0) if self.resumed_from else 0
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
-        self._metrics.append(encode_metrics(metrics, step, self.total_iterations))
+        self._logs.metrics.append(encode_metrics(metrics, step, self.total_iterations))
         self._trackers.log(metrics, step)
 
     def alert(
@@ -131,7 +130,7 @@ class Run:
             raise UsageError(f"alert level {level!r} is not one of {', '.join(Level)}")
         title, text = redact_text(str(title)), redact_text(str(text))
         record = Alert(raised_at=utc_now(), level=Level(level), title=title, text=text, step=step)
-        self._alerts.append(record.encode())
+        self._logs.alerts.append(record.encode())
 
     @contextmanager
     def rollouts(
@@ -148,25 +147,58 @@ class Run:
             path_of=partial(self.files.iteration, split, iteration),
             num_groups_to_log=self.num_groups_to_log,
             title=title,
+            lock=self._lock,
         )
         self._open_rollouts.add(log)
-        try:
-            with self._report(split, iteration, title) as trace:
-                try:
-                    yield log
-                finally:
-                    log.add_groups_to(trace)
-        finally:
-            self._open_rollouts.discard(log)
-            log.close()
+        with self._recording(split, iteration):
+            try:
+                with self._report(split, iteration, title) as trace:
+                    try:
+                        yield log
+                    finally:
+                        log.add_groups_to(trace)
+            finally:
+                self._open_rollouts.discard(log)
+                log.close()
 
     @contextmanager
     def report(self, iteration: int, split: str = TRAIN, *, title: str) -> Iterator[logtree.Trace]:
         """A report of the loop's own making, for an iteration that `rollouts` does not record."""
         iteration = as_step(iteration)
         self._claim_files(split, iteration, (Artifact.HTML, Artifact.LOGTREE))
-        with self._report(split, iteration, title) as trace:
+        with self._recording(split, iteration), self._report(split, iteration, title) as trace:
             yield trace
+
+    def append_log(self, name: str) -> JsonlWriter:
+        """A log of the loop's own, by its path below the run's directory, as `token_exports/rank_0.jsonl`.
+
+        Its length is in every checkpoint, and a resume cuts it back. A log named for `rank_0` stands for
+        those of all ranks, which the other processes write themselves (see `NullRun`).
+        """
+        self._refuse_if_closed()
+        return self._logs.append_log(name)
+
+    def finish_iteration(self, record: IterationRecord) -> None:
+        """Note in iterations.jsonl that an iteration or evaluation is complete, and what became of it.
+
+        Call it after the `rollouts` block; the line is on the disk when this returns, and so are the files it
+        names. For what a loop does not finish itself, the next checkpoint notes only that it is complete.
+        """
+        self._refuse_if_closed()
+        self._finished.finish(record)
+
+    @contextmanager
+    def _recording(self, split: str, iteration: int) -> Iterator[None]:
+        """The files of this iteration are being written."""
+        self._finished.begin(split, iteration)
+        ended: str | None = None
+        try:
+            yield
+        except BaseException as error:
+            ended = describe_error(error)
+            raise
+        finally:
+            self._finished.end(split, iteration, ended)
 
     @contextmanager
     def _report(self, split: str, iteration: int, title: str) -> Iterator[logtree.Trace]:
@@ -185,15 +217,28 @@ class Run:
                 logtree.write(trace, html=html, json=json)
 
     @contextmanager
-    def checkpoint(self, name: str, *, batch: int, final: bool = False, **loop_state: Any) -> Iterator[Path]:
-        """Save into the directory this yields; it becomes `checkpoints/<name>` complete, or not at all."""
+    def checkpoint(
+        self,
+        name: str,
+        *,
+        batch: int,
+        final: bool = False,
+        log_lengths: Mapping[str, int] | None = None,
+        **loop_state: Any,
+    ) -> Iterator[Path]:
+        """Save into the directory this yields; it becomes `checkpoints/<name>` complete, or not at all.
+
+        `log_lengths` are those of logs that other processes write, where this one cannot see them.
+        """
         target = self.files.checkpoint(name)
         self._refuse_checkpoint(name, loop_state)
         batch = as_step(batch)
         with complete_directory(target, displace=self._set_aside) as aside:
             yield aside
         path = str(target.relative_to(self.files.root))
-        self.record_checkpoint(name, batch=batch, final=final, state_path=path, **loop_state)
+        self.record_checkpoint(
+            name, batch=batch, final=final, state_path=path, log_lengths=log_lengths, **loop_state
+        )
 
     def record_checkpoint(
         self,
@@ -203,11 +248,13 @@ class Run:
         state_path: str | None = None,
         sampler_path: str | None = None,
         final: bool = False,
+        log_lengths: Mapping[str, int] | None = None,
         **loop_state: Any,
     ) -> CheckpointRecord:
         """Note a checkpoint that was saved elsewhere; every log is on the disk before the record is."""
         self._refuse_checkpoint(name, loop_state)
         batch = as_step(batch)
+        self._finished.finish_rest()
         self.sync()
         record = CheckpointRecord(
             name=name,
@@ -216,7 +263,7 @@ class Run:
             state_path=state_path,
             sampler_path=sampler_path,
             saved_at=utc_now(),
-            log_lengths=log_lengths(self.files, batch),
+            log_lengths=self._logs.lengths(log_lengths),
             extra=loop_state,
         )
         if not is_complete(record, self.files.root):
@@ -224,14 +271,13 @@ class Run:
                 f"checkpoint {name!r}: {state_path or sampler_path} is not there or has no {COMPLETE} file, "
                 "so no run could resume from it; save first, and give paths relative to the run directory"
             )
-        self._checkpoints.append(record.encode())
+        self._logs.checkpoints.append(record.encode())
         self._checkpoint_names.add(name)
         return record
 
     def sync(self) -> None:
         """Put everything logged so far on the disk."""
-        self._metrics.sync()
-        self._alerts.sync()
+        self._logs.sync()
         for log in list(self._open_rollouts):
             log.sync()
 
@@ -243,6 +289,7 @@ class Run:
         current.ended_at, current.outcome, current.error = utc_now(), outcome, error
         opened, self._opened = self._opened, None
         with opened:
+            self._finished.finish_rest()
             self.sync()
             write_run_info(self.files.run, self.info)
             if self._history is not None:
@@ -275,29 +322,11 @@ class Run:
             write_run_info(self.files.run, self.info)
         return trackers
 
-    def _enter_history(self, artifacts: str | Path | None) -> Callable[[str, str | None], None] | None:
-        """Note the start; what is returned notes the end. The next reader finds out a killed process."""
-        if artifacts is None:
+    def _enter_history(self, artifacts: str | Path | None) -> End | None:
+        if artifacts is None or is_supervised():
             return None
-        from rollbook.runs.jobs.ledger import Ledger, RunEnd, RunStart, Status
-
-        ledger = Ledger(Path(artifacts))
-        run_id = ledger.start(
-            RunStart(
-                name=self.files.root.name,
-                kind=self.info.kind,
-                command=self.info.command,
-                output_dir=str(self.files.root),
-                resumed_from=self.resumed_from.name if self.resumed_from else None,
-            )
-        )
-
-        def end(outcome: str, error: str | None) -> None:
-            saved = newest_complete(read_checkpoints(self.files.checkpoints), self.files.root)
-            checkpoint = {"path": saved.record.state_path, "step": saved.record.batch} if saved else None
-            ledger.end(run_id, RunEnd(status=Status(outcome), reason=error, checkpoint=checkpoint))
-
-        return end
+        resumed_from = self.resumed_from.name if self.resumed_from else None
+        return enter_history(Path(artifacts), self.files, self.info, resumed_from)
 
     def _set_aside(self, path: Path) -> None:
         set_aside(path, self.files, attempt_directory(self.files, self.attempt))
@@ -348,9 +377,3 @@ class Run:
     def _keep_old(self, path: Path) -> None:
         if path.exists():
             set_aside(path, self.files, attempt_directory(self.files, self.attempt - 1))
-
-
-def _tell_supervisor(log_path: Path) -> None:
-    """Under `rollbook run`, leave word of where this run writes, so that `status` finds its files."""
-    if archive := os.environ.get("ROLLBOOK_RUN_DIR"):
-        write_atomic(Path(archive) / "output_dir", f"{log_path.absolute()}\n".encode())

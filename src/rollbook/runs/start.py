@@ -27,7 +27,8 @@ from rollbook.records.run_info import (
     versions,
     write_run_info,
 )
-from rollbook.runs.rewind import log_lengths, rewind
+from rollbook.runs.rewind import rewind
+from rollbook.runs.run_logs import log_lengths
 
 START_OVER = "start-over"
 
@@ -47,7 +48,7 @@ def start_run(files: RunFiles, *, kind: str, total_iterations: int | None, resum
         info = read_run_info(files.run)
         stored = _checkpoint_to_resume(files, resume)
         _refuse_other_layout(files, info)
-        rewind(files, stored, attempt=len(info.attempts))
+        rewind(files, info, stored)
     else:
         if isinstance(resume, str) and resume != START_OVER:
             raise UsageError(
@@ -58,8 +59,8 @@ def start_run(files: RunFiles, *, kind: str, total_iterations: int | None, resum
     if total_iterations is not None:
         info.total_iterations = total_iterations
     record = stored.record if stored else None
-    lengths = log_lengths(files, batch=record.batch if record else 0)
-    info.attempts.append(new_attempt(len(info.attempts) + 1, lengths, record.name if record else None))
+    name = record.name if record else None
+    info.attempts.append(new_attempt(len(info.attempts) + 1, log_lengths(files, info), name))
     write_run_info(files.run, info)
     return Start(info, record)
 

@@ -1,0 +1,48 @@
+"""Tells others that a run is being written: the history of the project, and a supervisor above us."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from rollbook.records.atomic import write_atomic
+from rollbook.records.checkpoints import newest_complete, read_checkpoints
+from rollbook.records.layout import RunFiles
+from rollbook.records.run_info import RunInfo
+
+End = Callable[[str, str | None], None]  # outcome, error
+
+
+def is_supervised() -> bool:
+    """Whether `rollbook run` started this process, and so has it in the history already."""
+    return bool(os.environ.get("ROLLBOOK_RUN_DIR"))
+
+
+def write_output_dir_note(log_path: Path) -> None:
+    """Under `rollbook run`, note where this run writes, so that `status` finds its files."""
+    if archive := os.environ.get("ROLLBOOK_RUN_DIR"):
+        write_atomic(Path(archive) / "output_dir", f"{log_path.absolute()}\n".encode())
+
+
+def enter_history(artifacts: Path, files: RunFiles, info: RunInfo, resumed_from: str | None) -> End:
+    """Note the start; what is returned notes the end. The next reader finds out a killed process."""
+    from rollbook.runs.jobs.ledger import Ledger, RunEnd, RunStart, Status
+
+    ledger = Ledger(artifacts)
+    run_id = ledger.start(
+        RunStart(
+            name=files.root.name,
+            kind=info.kind,
+            command=info.command,
+            output_dir=str(files.root),
+            resumed_from=resumed_from,
+        )
+    )
+
+    def end(outcome: str, error: str | None) -> None:
+        saved = newest_complete(read_checkpoints(files.checkpoints), files.root)
+        checkpoint = {"path": saved.record.state_path, "step": saved.record.batch} if saved else None
+        ledger.end(run_id, RunEnd(status=Status(outcome), reason=error, checkpoint=checkpoint))
+
+    return end

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from helpers.trainer import run_several
 from rollbook.runs.saved_models import newest_model
 from rollbook.train.settings import load_settings
 from rollbook.train.sft import train
@@ -22,32 +23,26 @@ from tiny_model import write_config
 TOLERANCE = 1e-4  # relative, in the loss of every step: sums in another order
 
 
-def command(directory: Path, processes: int, rows: int, *more: str, **changes: Any) -> list[str]:
+def words_for(directory: Path, rows: int, *more: str, **changes: Any) -> list[str]:
     settings: dict[str, Any] = {
         "training__max_steps": 8,
         "training__save_steps": 4,
         "training__per_device_train_batch_size": rows,
     }
     config = write_config(directory, **(settings | changes))
-    (directory / "settings.json").write_bytes(msgspec.json.encode(load_settings(config)))
-    several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    return [
-        sys.executable, *(several if processes > 1 else []), "-m", "rollbook.train.main",
-        "--settings", str(directory / "settings.json"), "--artifacts", str(directory / "artifacts"), *more,
-    ]  # fmt: skip
+    path = directory / "settings.json"
+    path.write_bytes(msgspec.json.encode(load_settings(config)))
+    return ["--settings", str(path), "--artifacts", str(directory / "artifacts"), *more]
 
 
-def run(directory: Path, processes: int, rows: int, *more: str, **changes: Any) -> list[float]:
-    done = subprocess.run(
-        command(directory, processes, rows, *more, **changes), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+def two(directory: Path, *more: str, **changes: Any) -> list[float]:
+    run_several(2, "rollbook.train.main", *words_for(directory, 2, *more, **changes))
     return losses(directory)
 
 
 def here(directory: Path, rows: int, **changes: Any) -> list[float]:
     """The same in this process, which has imported everything already."""
-    command(directory, 1, rows, **changes)
+    words_for(directory, rows, **changes)
     train(load_settings(directory / "config.yaml"), directory / "artifacts", resume=False, say=lambda _: None)
     return losses(directory)
 
@@ -61,7 +56,7 @@ def losses(directory: Path) -> list[float]:
 
 def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
     alone = here(tmp_path / "one", 4)
-    together = run(tmp_path / "two", 2, 2)
+    together = two(tmp_path / "two")
     assert len(alone) == 8
     assert together == pytest.approx(alone, rel=TOLERANCE)
     from transformers import AutoModelForCausalLM
@@ -78,7 +73,7 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
 
     # And going on from its checkpoint of step 4 gives the same again.
     shutil.rmtree(tmp_path / "two/artifacts/model/demo/checkpoint-8")
-    resumed = run(tmp_path / "two", 2, 2, "--resume")
+    resumed = two(tmp_path / "two", "--resume")
     assert resumed == pytest.approx(together, rel=1e-6)
 
 
@@ -89,7 +84,7 @@ def test_adapters_of_two_processes_are_those_of_one(tmp_path: Path) -> None:
         "model__config": None, "model__path": str(base), "model__lora": {"rank": 4}, "data__eval": [],
     }  # fmt: skip
     alone = here(tmp_path / "one", 4, **lora)
-    together = run(tmp_path / "two", 2, 2, **lora)
+    together = two(tmp_path / "two", **lora)
     assert together == pytest.approx(alone, rel=TOLERANCE)
     from peft import AutoPeftModelForCausalLM
 
@@ -98,12 +93,15 @@ def test_adapters_of_two_processes_are_those_of_one(tmp_path: Path) -> None:
         adapted = AutoPeftModelForCausalLM.from_pretrained(path).state_dict()
         assert any(weight.abs().sum() > 0 for key, weight in adapted.items() if "lora_B" in key)
     shutil.rmtree(tmp_path / "two/artifacts/model/demo/checkpoint-8")
-    assert run(tmp_path / "two", 2, 2, "--resume", **lora) == pytest.approx(together, rel=1e-6)
+    assert two(tmp_path / "two", "--resume", **lora) == pytest.approx(together, rel=1e-6)
 
 
 def test_a_signal_to_one_process_stops_all_of_them_after_the_same_step(tmp_path: Path) -> None:
+    """Started as `rollbook sft` does, by torchrun, which waits for them as they save."""
+    words = words_for(tmp_path, 2, training__max_steps=4000, training__save_steps=4000, data__eval=[])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     child = subprocess.Popen(
-        command(tmp_path, 2, 2, training__max_steps=4000, training__save_steps=4000, data__eval=[]),
+        [*torchrun, "-m", "rollbook.train.main", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import msgspec
 import pytest
 import torch
 
+from helpers.trainer import Trainer
 from rollbook.runs.saved_models import saved_models
 from rollbook.train.settings import load_settings
 from rollbook.train.sft import train
@@ -38,12 +37,9 @@ def settings_file(directory: Path, **changes: Any) -> Path:
     return path
 
 
-def start(directory: Path, *more: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "rollbook.train.main", "--settings", str(directory / "settings.json"),
-         "--artifacts", str(directory / "artifacts"), *more],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+def start(directory: Path, *more: str) -> Trainer:
+    settings, artifacts = directory / "settings.json", directory / "artifacts"
+    return Trainer("rollbook.train.main", "--settings", settings, "--artifacts", artifacts, *more)
 
 
 def log_lines(directory: Path) -> list[dict[str, Any]]:
@@ -57,21 +53,12 @@ def final_files(directory: Path) -> dict[str, bytes]:
     return {name: (path / name).read_bytes() for name in STATE}
 
 
-def wait_for_step(child: subprocess.Popen[str], step: int) -> None:
-    assert child.stdout is not None
-    for line in child.stdout:
-        if line.startswith(f"step {step}/"):
-            return
-    pytest.fail(f"it ended before step {step}")
-
-
 @pytest.fixture(scope="module")
 def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("untouched")
     settings_file(directory)
-    child = start(directory)
-    output, _ = child.communicate()
-    assert child.returncode == 0, output
+    with start(directory) as trainer:
+        assert trainer.wait() == 0, trainer.output
     return directory
 
 
@@ -81,15 +68,14 @@ def test_killed_three_times_it_ends_the_same(untouched: Path, tmp_path: Path) ->
     points = sorted(chance.sample(range(1, STEPS), 3))
     resumes: list[str] = []
     for point in points:
-        child = start(tmp_path, *resumes)
-        wait_for_step(child, point)
-        time.sleep(chance.random() * 0.1)  # anywhere: in a step, in a save, between the two
-        child.send_signal(signal.SIGKILL)
-        child.wait()
+        with start(tmp_path, *resumes) as trainer:
+            trainer.wait_for(f"step {point}/")
+            time.sleep(chance.random() * 0.1)  # anywhere: in a step, in a save, between the two
+            trainer.send_signal(signal.SIGKILL)
+            assert trainer.wait() in (-signal.SIGKILL, 0), trainer.output
         resumes = ["--resume"]
-    child = start(tmp_path, *resumes)
-    output, _ = child.communicate()
-    assert child.returncode == 0, f"killed at {points}: {output}"
+    with start(tmp_path, *resumes) as trainer:
+        assert trainer.wait() == 0, f"killed at {points}: {trainer.output}"
     assert log_lines(tmp_path) == log_lines(untouched), f"killed at {points}"
     assert final_files(tmp_path) == final_files(untouched), f"killed at {points}"
 
@@ -104,17 +90,15 @@ def test_killed_three_times_it_ends_the_same(untouched: Path, tmp_path: Path) ->
 )
 def test_a_signal_saves_and_ends_resumable(untouched: Path, tmp_path: Path, how: signal.Signals) -> None:
     settings_file(tmp_path)
-    child = start(tmp_path)
-    wait_for_step(child, 6)
-    child.send_signal(how)
-    output, _ = child.communicate()
-    assert child.returncode == 130, output
-    assert "type the command with --resume" in output
+    with start(tmp_path) as trainer:
+        trainer.wait_for("step 6/")
+        trainer.send_signal(how)
+        assert trainer.wait() == 130, trainer.output
+        assert "type the command with --resume" in trainer.output
     newest = saved_models(tmp_path / "artifacts/model/demo")[-1]
     assert newest.complete and newest.step >= 6
-    child = start(tmp_path, "--resume")
-    output, _ = child.communicate()
-    assert child.returncode == 0, output
+    with start(tmp_path, "--resume") as trainer:
+        assert trainer.wait() == 0, trainer.output
     assert log_lines(tmp_path) == log_lines(untouched)
     assert final_files(tmp_path) == final_files(untouched)
 
@@ -133,10 +117,10 @@ def test_adapters_and_bfloat16_resume_exactly_too(kind: str, tmp_path: Path) -> 
         settings_file(directory, **changes)
         settings = load_settings(directory / "config.yaml")
         if place == "halves":
-            child = start(directory)
-            wait_for_step(child, 9)
-            child.kill()
-            child.wait()
+            with start(directory) as trainer:
+                trainer.wait_for("step 9/")
+                trainer.send_signal(signal.SIGKILL)
+                trainer.wait()
         train(settings, directory / "artifacts", resume=place == "halves", say=lambda _: None)
         ends.append((directory / "artifacts/model/demo" / f"checkpoint-{STEPS}" / name).read_bytes())
         loss = [line["loss"] for line in log_lines(directory) if "loss" in line]

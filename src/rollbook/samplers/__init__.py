@@ -1,0 +1,1 @@
+"""Policies that learn: they sample with the weights that a trainer changes."""

@@ -1,0 +1,222 @@
+"""The policy that samples with the trainer's own weights, in this process.
+
+Tokens go on from tokens: the prompt of a turn is all tokens of the turns before and what the chat template
+writes after them; nothing sampled is ever rendered again. Where the template cannot be continued the prompt
+is rendered whole and `new_row` says why. What a request gets depends on its tokens, its seed, the weights and
+the number of slots alone: not on what else is being sampled, and not on when it came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from rollbook.records.turns import Usage, token_rows
+from rollbook.rollouts.types import Completion, FailureKind, Request, RolloutFailure
+from rollbook.samplers.engine import Engine, Sampled, Wanted
+from rollbook.samplers.sampling import Sampling, invalid
+from rollbook.samplers.stops import before_stop
+from rollbook.samplers.thread import SamplingThread
+
+
+class ChatFormat(Protocol):
+    tokenizer: Any
+    why_no_delta: str | None
+
+    @property
+    def stop_ids(self) -> frozenset[int]: ...
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> list[int]: ...
+
+    def delta(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        stopped: bool,
+        tools: Sequence[Any] = (),
+        reply: Mapping[str, Any] | None = None,
+    ) -> list[int] | None: ...
+
+    def parse(
+        self,
+        token_ids: Sequence[int],
+        *,
+        prompt_ids: Sequence[int] | None = None,
+        tools: Sequence[Any] = (),
+        turn: int = 0,
+    ) -> Any: ...
+
+
+class LocalPolicy:
+    """`model` is the trainer's (`train.model.Model`); it samples and trains in turn, never at once.
+
+    `slots` sequences decode together, each of at most `max_length` tokens with its prompt.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        chat_format: ChatFormat,
+        *,
+        sampling: Sampling,
+        slots: int,
+        max_length: int | None = None,
+        training: bool = True,
+        version: int = 0,
+        name: str | None = None,
+        steps_per_look: int = 1,
+    ) -> None:
+        self._format = chat_format
+        self._sampling, self._training, self._name = sampling, training, name
+        if training:
+            sampling.check_training()
+        self.max_length = _length(max_length, model.positions)
+        self._shared = _Shared(model, chat_format, slots, self.max_length, steps_per_look, version)
+
+    @property
+    def version(self) -> int:
+        """The number of training steps behind the weights."""
+        return self._shared.version
+
+    def update(self, version: int) -> dict[str, float]:
+        """The weights have changed: forget what was computed with the old ones."""
+        return self._shared.update(version)
+
+    def with_sampling(self, *, training: bool = False, **changes: Any) -> LocalPolicy:
+        """A policy that samples otherwise, such as greedily in an eval, on the same slots and weights."""
+        other = object.__new__(LocalPolicy)
+        other.__dict__.update(self.__dict__)
+        other._sampling = msgspec.structs.replace(self._sampling, **changes)
+        other._training = training
+        if training:
+            other._sampling.check_training()
+        return other
+
+    async def act(self, request: Request) -> Completion:
+        sampling = self._sampling.asked(request.params)
+        if self._training:
+            try:
+                sampling.check_training()
+            except ValueError as error:
+                raise invalid(str(error)) from None
+        prompt, new_row = self._prompt(request)
+        seed = secrets.randbits(62) if request.seed is None else request.seed
+        wanted = Wanted(
+            prompt,
+            seed=seed,
+            max_tokens=self._room(request, len(prompt), sampling),
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            stop=sampling.stop,
+        )
+        version = self.version
+        sampled = await self._shared.thread.sample(wanted)
+        if sampled.finish_reason == "not_finite":
+            why = f"the model's logits at version {version} are not finite numbers"
+            raise RolloutFailure(FailureKind.BAD_ANSWER, why)
+        completion = self._completion(request, prompt, sampled, sampling)
+        completion.seed, completion.policy_version, completion.new_row = seed, version, new_row
+        return completion
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._shared.thread.close)
+
+    def _prompt(self, request: Request) -> tuple[list[int], str | None]:
+        """All tokens of the prompt, and why they do not continue those of the turns before."""
+        turns = request.turns
+        if not turns:
+            return self._format.prompt(request.messages, request.tools), None
+        if any(turn.prompt_token_ids is None or not turn.token_ids for turn in turns):
+            return self._format.prompt(request.messages, request.tools), "a turn before has no token ids"
+        before = token_rows(turns)[-1].token_ids
+        delta = self._format.delta(
+            turns[-1].messages[1:],
+            stopped=before[-1] in self._format.stop_ids,
+            tools=request.tools,
+            reply=turns[-1].reply,
+        )
+        if delta is None:
+            return self._format.prompt(request.messages, request.tools), self._format.why_no_delta
+        return [*before, *delta], None
+
+    def _room(self, request: Request, prompt: int, sampling: Sampling) -> int:
+        """How many tokens may be sampled."""
+        room = self.max_length - prompt
+        if room < 1:
+            raise invalid(
+                f"the prompt has {prompt} tokens, and a sequence can have {self.max_length} with its reply; "
+                "raise max_length or shorten the prompt"
+            )
+        if sampling.max_episode_tokens is None:
+            return min(sampling.max_tokens, room)
+        used = sum(len(turn.token_ids or ()) for turn in request.turns)
+        left = sampling.max_episode_tokens - used
+        if left < 1:
+            raise invalid(f"the episode has used the {used} tokens of max_episode_tokens")
+        return min(sampling.max_tokens, room, left)
+
+    def _completion(
+        self, request: Request, prompt: list[int], sampled: Sampled, sampling: Sampling
+    ) -> Completion:
+        parsed = self._format.parse(
+            sampled.token_ids, prompt_ids=prompt, tools=request.tools, turn=request.turn
+        )
+        message, reason = parsed.message, sampled.finish_reason
+        if sampling.stop and isinstance(message.get("content"), str):
+            message["content"] = before_stop(message["content"], sampling.stop)
+        if message.get("tool_calls") and reason == "stop":
+            reason = "tool_calls"
+        metrics: dict[str, Any] = {"entropy": sum(sampled.entropies) / len(sampled.entropies)}
+        if parsed.broken:
+            metrics["format/tool_error"] = 1.0
+        return Completion(
+            message=message,
+            finish_reason=reason,
+            usage=Usage(input_tokens=len(prompt), output_tokens=len(sampled.token_ids)),
+            model=self._name,
+            prompt_token_ids=prompt,
+            token_ids=sampled.token_ids,
+            logprobs=sampled.logprobs,
+            temperature=sampling.temperature,
+            metrics=metrics,
+        )
+
+
+class _Shared:
+    """What all policies on one model have in common: the slots, the thread, the version of the weights."""
+
+    def __init__(
+        self, model: Any, chat_format: ChatFormat, slots: int, length: int, steps: int, version: int
+    ) -> None:
+        decode = chat_format.tokenizer.decode
+        self._engine = Engine(
+            model.base,
+            slots=slots,
+            length=length,
+            stop_ids=sorted(chat_format.stop_ids),
+            decode=decode,
+            steps_per_look=steps,
+        )
+        self.thread = SamplingThread(self._engine)
+        self.version = version
+
+    def update(self, version: int) -> dict[str, float]:
+        self.thread.rest()
+        self._engine.forget()
+        self.version = version
+        return {}
+
+
+def _length(wanted: int | None, positions: int | None) -> int:
+    if wanted is None and positions is None:
+        raise ValueError("the model's config does not say how long a sequence may be; set max_length")
+    if wanted is None or positions is None:
+        return wanted or positions or 0
+    if wanted > positions:
+        raise ValueError(f"max_length is {wanted}, and the model has {positions} positions")
+    return wanted

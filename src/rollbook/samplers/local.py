@@ -10,45 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
+from rollbook.policies.chat_format import ChatFormat
 from rollbook.records.turns import Usage, token_rows
 from rollbook.rollouts.types import Completion, FailureKind, Request, RolloutFailure
 from rollbook.samplers.engine import Engine, Sampled, Wanted
 from rollbook.samplers.sampling import Sampling, invalid
 from rollbook.samplers.stops import before_stop
 from rollbook.samplers.thread import SamplingThread
-
-
-class ChatFormat(Protocol):
-    tokenizer: Any
-    why_no_delta: str | None
-
-    @property
-    def stop_ids(self) -> frozenset[int]: ...
-
-    def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> list[int]: ...
-
-    def delta(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        stopped: bool,
-        tools: Sequence[Any] = (),
-        reply: Mapping[str, Any] | None = None,
-    ) -> list[int] | None: ...
-
-    def parse(
-        self,
-        token_ids: Sequence[int],
-        *,
-        prompt_ids: Sequence[int] | None = None,
-        tools: Sequence[Any] = (),
-        turn: int = 0,
-    ) -> Any: ...
 
 
 class LocalPolicy:

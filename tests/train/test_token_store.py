@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from rollbook.train.chat import ChatTokenizer
+from rollbook.policies.chat_format import ChatFormat
 from rollbook.train.settings import DatasetSettings, DataSettings
 from rollbook.train.token_store import TokenStore, tokenised
 from tiny_model import make_tokenizer, sums
@@ -25,24 +25,24 @@ def data(tmp_path: Path) -> DataSettings:
     return DataSettings(train=[DatasetSettings(path=str(tmp_path / "train.jsonl"))], max_length=64)
 
 
-class SlowTokenizer(ChatTokenizer):
+class SlowTokenizer(ChatFormat):
     """Waits in the middle of the file until it is told to go on."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
         self.seen, self.is_halfway, self.go_on = 0, threading.Event(), threading.Event()
 
-    def sample(self, conversation: Any) -> Any:
+    def mask(self, conversation: Any) -> Any:
         self.seen += 1
         if self.seen == ROWS // 2:
             self.is_halfway.set()
             assert self.go_on.wait(60)
-        return super().sample(conversation)
+        return super().mask(conversation)
 
 
 def test_two_runs_at_once_share_one_complete_store(tmp_path: Path, data: DataSettings) -> None:
     slow = SlowTokenizer(AutoTokenizer.from_pretrained(tmp_path / "tokenizer"))
-    other = ChatTokenizer(AutoTokenizer.from_pretrained(tmp_path / "tokenizer"))
+    other = ChatFormat(AutoTokenizer.from_pretrained(tmp_path / "tokenizer"))
     stores: dict[str, TokenStore] = {}
 
     def first() -> None:
@@ -68,7 +68,7 @@ def test_two_runs_at_once_share_one_complete_store(tmp_path: Path, data: DataSet
 
 @pytest.mark.parametrize("old_mark", [True, False])
 def test_a_store_that_lost_tokens_is_made_again(tmp_path: Path, data: DataSettings, old_mark: bool) -> None:
-    chat = ChatTokenizer(AutoTokenizer.from_pretrained(tmp_path / "tokenizer"))
+    chat = ChatFormat(AutoTokenizer.from_pretrained(tmp_path / "tokenizer"))
     tokenised(data.train[0], chat, data, tmp_path / "cache")
     (directory,) = (tmp_path / "cache").iterdir()
     (directory / "tokens.bin").write_bytes(b"")

@@ -117,9 +117,9 @@ class ReplyMask:
         for part, place in self._drops[shape]:
             if part not in self._may_drop:
                 raise TemplateError(
-                    f"the chat template leaves out the {part} of message {place + 1} of "
-                    f"{len(given.messages)}; set model.chat_template to one that renders it, or "
-                    f'data.may_drop: ["{part}"] if that is meant'
+                    f"the chat template leaves out the {part.replace('_', ' ')} of message {place + 1} of "
+                    f"{len(given.messages)}, so the model would not learn it; set model.chat_template to one "
+                    f"that renders it, or data.may_drop: [{part}] if that is meant"
                 )
         self.dropped += len(self._drops[shape])
 
@@ -150,9 +150,9 @@ def _shape(messages: Sequence[Message], trained: frozenset[int], has_tools: bool
 def _parts(message: Message, is_trained: bool) -> list[str]:
     """What has to be in the text. Thoughts and words of replies that are only context may go."""
     if message["role"] != "assistant":
-        content = "tool result" if message["role"] == "tool" else "content"
+        content = "tool_results" if message["role"] == "tool" else "content"
         return [content] if text_of(message).strip() else []
-    parts = ["tool call"] if message.get("tool_calls") else []
+    parts = ["tool_calls"] if message.get("tool_calls") else []
     if is_trained and text_of(message).strip():
         parts.append("content")
     if is_trained and message.get("reasoning_content"):
@@ -164,13 +164,13 @@ def _with_words(message: Message, place: int, is_trained: bool) -> tuple[Message
     """The message with words instead of what it says, and the part that each word stands for."""
     made, words = dict(message), dict[str, str]()
     for part in _parts(message, is_trained):
-        if part == "tool call":
+        if part == "tool_calls":
             said = [f"call-{number}-of-{place}." for number in range(len(message["tool_calls"]))]
             calls = zip(message["tool_calls"], said, strict=True)
             made["tool_calls"] = [_saying(call, word) for call, word in calls]
             words |= dict.fromkeys(said, part)
         else:
-            word = f"{part.replace(' ', '-')}-of-{place}."
+            word = f"{part.replace('_', '-')}-of-{place}."
             made["reasoning_content" if part == "reasoning" else "content"] = word
             words[word] = part
     return made, words

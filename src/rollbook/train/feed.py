@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rollbook.errors import UsageError
-from rollbook.train.chat import ChatTokenizer
+from rollbook.policies.chat_format import ChatFormat
 from rollbook.train.model import TrainedModel
 from rollbook.train.packing import Batch, Sample, Shape, packed_batch, padded_batch
 from rollbook.train.processes import Processes
@@ -130,7 +130,7 @@ def _idle(batch: Batch) -> Batch:
 def make_corpus(
     datasets: list[DatasetSettings],
     settings: SftSettings,
-    chat: ChatTokenizer,
+    chat: ChatFormat,
     cache: Path,
     processes: Processes,
     say: Callable[[str], None],
@@ -160,6 +160,6 @@ def told(report: TokenReport) -> str:
         "truncated": report.truncated,
         "tokens cut off": report.truncated_tokens,
         "dropped, nothing to learn": report.dropped_untrained,
-        "replies whose reasoning the template leaves out": report.reasoning_not_rendered,
+        "parts of messages that the template leaves out": report.parts_not_rendered,
     }
     return "; ".join([kept, *(f"{name}: {count}" for name, count in losses.items() if count)])

@@ -19,7 +19,7 @@ from itertools import chain
 import torch
 
 from rollbook.errors import RollbookError
-from rollbook.train.chat import ChatTokenizer
+from rollbook.policies.chat_format import ChatFormat
 from rollbook.train.model import TrainedModel
 from rollbook.train.packing import Sample, packed_batch, padded_batch
 
@@ -116,7 +116,7 @@ def _same_head(model: TrainedModel, samples: Sequence[Sample], device: torch.dev
     return bool(torch.allclose(chunked, own, rtol=tolerance, atol=tolerance))
 
 
-def stop_token_is_trained(chat: ChatTokenizer, samples: Sequence[Sample]) -> set[int]:
+def stop_token_is_trained(chat: ChatFormat, samples: Sequence[Sample]) -> set[int]:
     """The last learned token of a reply must be one that ends it. Returns those there are."""
     found = set()
     for sample in samples:

@@ -72,6 +72,8 @@ class DataSettings(msgspec.Struct, kw_only=True):
     too_long: Literal["auto", "drop", "truncate"] = "auto"  # drop; LLaMA-Factory can only truncate
     train_on: Literal["assistant", "last"] = "assistant"  # every reply, or only the last one
     packing: Literal["auto", "on", "off"] = "auto"
+    # What of a message a chat template may leave out; a row that loses anything else is refused.
+    may_drop: list[Literal["content", "reasoning", "tool_calls", "tool_results"]] = []
 
     def __post_init__(self) -> None:
         _at_least(2, self, "max_length")

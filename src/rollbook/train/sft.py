@@ -20,11 +20,11 @@ import numpy as np
 import torch
 
 from rollbook.errors import RollbookError, UsageError
+from rollbook.policies.chat_format import ChatFormat
 from rollbook.records.atomic import make_directory
 from rollbook.records.locks import FileLock
 from rollbook.runs.jobs.finish import HANDED_OVER
 from rollbook.train import selftests
-from rollbook.train.chat import ChatTokenizer, has_template
 from rollbook.train.checkpointing import (
     newest_checkpoint,
     remove_leftovers,
@@ -89,7 +89,9 @@ class Run:
         training = settings.training
         _seed(training.seed + processes.rank)
         self.model = self._load(checkpoint)
-        self.chat = ChatTokenizer(self.model.tokenizer, train_on=settings.data.train_on)
+        self.chat = ChatFormat(
+            self.model.tokenizer, train_on=settings.data.train_on, may_drop=settings.data.may_drop
+        )
         self.corpus = self._corpus(settings.data.train, artifacts)
         self.eval_corpus = self._corpus(settings.data.eval, artifacts) if settings.data.eval else None
         self._prove()
@@ -265,7 +267,7 @@ class Run:
             self.model.chunks_head = False
 
     def _prove_that_it_stops(self) -> None:
-        if not has_template(self.model.tokenizer):
+        if not self.chat.has_template:
             return
         some = np.linspace(0, len(self.corpus) - 1, 64).astype(int)  # of every dataset
         whole = [self.corpus[number] for number in sorted(set(some.tolist()))]

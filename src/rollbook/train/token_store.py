@@ -17,8 +17,9 @@ import numpy as np
 import orjson
 
 from rollbook.data.inputs import find_inputs
+from rollbook.policies.chat_format import ChatFormat
+from rollbook.policies.chat_template import TemplateError
 from rollbook.records.complete import is_complete, make_once, read_mark
-from rollbook.train.chat import ChatTokenizer, TemplateError
 from rollbook.train.conversations import read_conversations
 from rollbook.train.packing import Sample
 from rollbook.train.settings import DatasetSettings, DataSettings
@@ -36,7 +37,7 @@ class TokenReport(msgspec.Struct, kw_only=True):
     truncated_tokens: int = 0  # cut off and lost
     dropped_too_long: int = 0
     dropped_untrained: int = 0  # nothing of the assistant left in them
-    reasoning_not_rendered: int = 0  # replies whose reasoning the chat template leaves out
+    parts_not_rendered: int = 0  # of messages, which the chat template leaves out as data.may_drop allows
     source: str = ""  # the digest of the files
 
 
@@ -89,7 +90,7 @@ class Corpus:
 
 def tokenised(
     dataset: DatasetSettings,
-    chat: ChatTokenizer,
+    chat: ChatFormat,
     data: DataSettings,
     cache: Path,
     *,
@@ -113,7 +114,7 @@ def _has_all(directory: Path) -> bool:
 
 def _tokenise(
     dataset: DatasetSettings,
-    chat: ChatTokenizer,
+    chat: ChatFormat,
     data: DataSettings,
     directory: Path,
     report: TokenReport,
@@ -123,11 +124,11 @@ def _tokenise(
         (directory / "trained.bin").open("wb") as trained,
         (directory / "ends.bin").open("wb") as ends,
     ):
-        hidden_before = chat.hides_reasoning
+        dropped_before = chat.dropped
         for row, conversation in read_conversations(dataset):
             report.rows += 1
             try:
-                whole = chat.sample(conversation)
+                whole = Sample(*chat.mask(conversation))
             except TemplateError as error:
                 raise TemplateError(f"{row.path}:{row.number}: {error}") from error
             sample = _fitted(whole, data, report)
@@ -139,7 +140,7 @@ def _tokenise(
             tokens.write(sample.tokens.tobytes())
             trained.write(sample.trained.tobytes())
             ends.write(np.int64(report.tokens).tobytes())
-    report.reasoning_not_rendered = chat.hides_reasoning - hidden_before
+    report.parts_not_rendered = chat.dropped - dropped_before
     (directory / "report.json").write_bytes(msgspec.json.encode(report))
 
 
@@ -157,9 +158,9 @@ def _fitted(sample: Sample, data: DataSettings, report: TokenReport) -> Sample |
     return sample
 
 
-def _digest(source: str, dataset: DatasetSettings, chat: ChatTokenizer, data: DataSettings) -> str:
+def _digest(source: str, dataset: DatasetSettings, chat: ChatFormat, data: DataSettings) -> str:
     content = hashlib.sha256(source.encode())
-    how = [__version__, data.max_length, data.too_long, data.train_on, chat.tokenizer.chat_template]
+    how = [__version__, data.max_length, data.too_long, data.train_on, data.may_drop, chat.chat_template]
     content.update(orjson.dumps(how))
     content.update(chat.tokenizer.backend_tokenizer.to_str().encode())
     content.update(dataset.format.encode())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -91,6 +92,7 @@ def write_script(breakdown: str = "pass", arguments: str = "report_to='rollbook'
 
 
 def test_importing_it_loads_nothing_but_the_standard_library() -> None:
+    """The rest is imported when training begins, in the process that records."""
     code = """
         import sys
         before = set(sys.modules)
@@ -177,7 +179,8 @@ def test_a_resumed_run_reads_as_one() -> None:
     assert [line["total_tokens"] for line in points] == [16 * step for step in range(1, 7)]
     assert [line["elapsed_s"] for line in points] == sorted(line["elapsed_s"] for line in points)
     for line in points:  # all tokens over the time of all sessions
-        assert line["throughput"] * line["elapsed_s"] == pytest.approx(line["total_tokens"], rel=0.05)
+        rounded = 0.001 * line["throughput"]  # elapsed_s has three digits
+        assert line["throughput"] * line["elapsed_s"] == pytest.approx(line["total_tokens"], abs=rounded)
     first, second = Ledger("artifacts").records()
     assert (first.status, first.reason) == ("failed", "training began again before it had ended")
     assert (second.status, second.resumed_from) == ("completed", "checkpoint-4")
@@ -233,7 +236,6 @@ def test_a_script_that_is_left_alone_and_crashes() -> None:
     assert (
         record.status == "failed" and record.reason is not None and record.reason.startswith("ValueError: ")
     )
-    assert record.error is not None and record.error["type"] == "ValueError"
     assert record.checkpoint is not None and record.checkpoint["step"] == 2
     [alert] = alerts()
     assert (alert.level, alert.title, alert.step) == ("error", "training failed", 4)
@@ -264,22 +266,38 @@ def test_given_twice_it_records_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert only_record().checkpoint is None
 
 
+class FullDisk:
+    """From step 2 on no file can grow; when training ends there is room again."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("on_"):
+            return lambda *_, **__: None
+        raise AttributeError(name)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
 @pytest.mark.parametrize("trouble", ["full disk", "no such directory", "no history"])
 def test_training_never_fails_because_recording_does(
     capsys: pytest.CaptureFixture[str], trouble: str
 ) -> None:
+    callbacks: tuple[Any, ...] = (Recorder(),)
     if trouble == "full disk":
-        Path("out").mkdir()
-        Path("out/trainer_log.jsonl").symlink_to("/dev/full")
+        callbacks = (FullDisk(), Recorder())
     elif trouble == "no such directory":
         Path("out").mkdir()
         Path("out/trainer_log.jsonl").symlink_to("unmounted/trainer_log.jsonl")
     else:
         Path("artifacts").write_text("a file")
-    trainer = train((Recorder(),), save_strategy="no")
+    trainer = train(callbacks, save_strategy="no")
     assert trainer.state.global_step == 6
     assert capsys.readouterr().err.count("[rollbook] this run is not fully recorded") == 1
     if trouble == "no history":
         assert len(log_lines()) == 7
-    else:
-        assert only_record().status == "completed"
+    elif trouble == "full disk":
+        assert [line["current_steps"] for line in log_lines()] == [1, 2]

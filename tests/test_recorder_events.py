@@ -1,14 +1,13 @@
 """The recorder, its events called as the Trainer calls them.
 
 For what a real run cannot show without a clock, a cluster or a full disk: time left after a resume, other
-ranks, how a process ends, a copy of the file without the package.
+ranks, how a process ends.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 import rollbook.recorder
+import rollbook.records.trainer_log
 from recorded import alerts, log_lines, only_record, python
 from rollbook.recorder import Recorder
 from rollbook.runs.jobs.ledger import Ledger
@@ -58,7 +58,7 @@ def test_time_left_and_throughput_after_a_resume(
     monkeypatch: pytest.MonkeyPatch, counted_by_trl: bool
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(rollbook.recorder.time, "monotonic", lambda: now)
+    monkeypatch.setattr(rollbook.records.trainer_log.time, "monotonic", lambda: now)
 
     def steps(driver: Driver, count: int, seconds: float) -> None:
         nonlocal now
@@ -68,6 +68,9 @@ def test_time_left_and_throughput_after_a_resume(
                 driver.step(loss=1.0, num_tokens=100.0 * number)
             else:
                 driver.step(tokens=100, loss=1.0)
+            if driver.state.global_step == 6:
+                Path("out/checkpoint-6").mkdir()
+                driver.call("on_save")
 
     steps(Driver(Recorder()), 8, seconds=1.0)
     now += 5000.0
@@ -82,7 +85,7 @@ def test_time_left_and_throughput_after_a_resume(
 
 def test_a_resume_into_another_directory_counts_what_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(rollbook.recorder.time, "monotonic", lambda: now)
+    monkeypatch.setattr(rollbook.records.trainer_log.time, "monotonic", lambda: now)
     driver = Driver(Recorder(), step=6, tokens=600)
     now = 2.0
     driver.step(tokens=100, loss=1.0)
@@ -115,7 +118,7 @@ def test_values_of_all_kinds() -> None:
     )
     [line] = log_lines()
     assert (line["loss"], line["reward"], line["kl"], line["rewards/f/mean"]) == (0.5, 0.25, None, 1)
-    assert line["both"] == "tensor([1., 1.])"
+    assert line["both"] == [1.0, 1.0]
 
 
 def test_only_the_first_process_writes() -> None:
@@ -133,7 +136,7 @@ def test_the_log_of_an_earlier_run_is_put_aside() -> None:
     driver.call("on_train_end")
     [line] = log_lines()
     assert line["loss"] == 2.0
-    [old] = Path("out").glob("trainer_log.*Z.jsonl")
+    [old] = Path("out/superseded").rglob("trainer_log.jsonl*")
     assert json.loads(old.read_text())["loss"] == 1.0
     record = Ledger("artifacts").records()[-1]
     assert (record.status, record.reason) == ("completed", "stopped early, at step 1 of 10")
@@ -142,7 +145,7 @@ def test_the_log_of_an_earlier_run_is_put_aside() -> None:
 ALONE = """
 import signal, sys
 from types import SimpleNamespace
-from my_recorder import Recorder
+from rollbook.recorder import Recorder
 args = SimpleNamespace(output_dir="out", logging_nan_inf_filter=True, fp16=False)
 state = SimpleNamespace(global_step=0, max_steps=10, num_input_tokens_seen=0, is_world_process_zero=True)
 recorder = Recorder()
@@ -160,38 +163,7 @@ recorder.on_log(args, state, None, logs={"loss": 1.0})
     ],
 )
 def test_how_a_process_ends(ending: str, status: str) -> None:
-    shutil.copy(rollbook.recorder.__file__, "my_recorder.py")
     Path("script.py").write_text(ALONE + ending)
     python("script.py")
     assert only_record().status == status
-
-
-def test_a_copy_of_the_file_works_without_the_package() -> None:
-    shutil.copy(rollbook.recorder.__file__, "my_recorder.py")
-    Path("script.py").write_text(
-        "import sys; sys.modules['rollbook'] = None\n" + ALONE + "raise OSError('gone')"
-    )
-    done = python("script.py")
-    assert "[rollbook] not in the history" in done.stderr and "OSError: gone" in done.stderr
-    assert [line["loss"] for line in log_lines()] == [1.0]
-    assert [(alert.title, alert.text) for alert in alerts()] == [("training failed", "OSError: gone")]
-    assert not Path("artifacts").exists()
-
-
-def test_a_disk_that_fills_up_leaves_whole_lines() -> None:
-    shutil.copy(rollbook.recorder.__file__, "my_recorder.py")
-    filling = """
-import resource
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-for state.global_step in range(1, 20):
-    recorder.on_log(args, state, None, logs={"loss": 1.0})
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-recorder.on_log(args, state, None, logs={"loss": 2.0})
-recorder.on_train_end(args, state, None)
-"""
-    Path("script.py").write_text(ALONE + filling)
-    done = python("script.py")
-    assert done.stderr.count("[rollbook]") == 1 and "no space left" in done.stderr
-    losses = [line["loss"] for line in log_lines()]
-    assert losses == [1.0] * (len(losses) - 1) + [2.0] and 1 < len(losses) < 20
-    assert only_record().status == "completed"
+    assert json.loads(Path("out/run.json").read_text())["attempts"][-1]["outcome"] == status

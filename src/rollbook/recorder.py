@@ -1,39 +1,22 @@
 """Records any Hugging Face Trainer or TRL run: by `callbacks=[Recorder()]`, or by `report_to: rollbook` after
 `register()` was called, which `python -m rollbook.recorder SCRIPT ...` does for a script that is left alone.
 
-In its output_dir the run gets `trainer_log.jsonl` with LLaMA-Factory's keys and `alerts.jsonl`, and its start
-and end go into `artifacts/index.yaml`, so `rollbook status`, `history` and `plot` work on it. A loss that is
-not finite is null, named and shouted, never the 0.0 that the Trainer makes of it. Resuming cuts the log back
-to the checkpoint; time, throughput and what is left are right after it. Training never fails because
+Its output_dir becomes a run as others are (`Run`), with `trainer_log.jsonl` beside it, so `rollbook status`,
+`history`, `plot` and `query` work on it. A loss that is not finite is null, named and shouted, never the 0.0
+that the Trainer makes of it. Resuming takes the logs back to the checkpoint. Training never fails because
 recording does: that costs one line of warning.
-
-This file needs the standard library only and may be copied into another environment; the history, which
-others append to at the same time, needs the package.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
-import json
 import math
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-
-LOG, ALERTS = "trainer_log.jsonl", "alerts.jsonl"
-_NAMES = {"learning_rate": "lr", "rewards/accuracies": "accuracy"}  # as LLaMA-Factory calls them
-_RESULTS = {  # what the history keeps of the last values, and its names for them
-    "loss": "last_loss",
-    "train_loss": "final_loss",
-    "eval_loss": "eval_loss",
-    "reward": "last_reward",
-    "train_runtime": "train_runtime",
-}
 
 
 class Recorder:
@@ -58,11 +41,11 @@ class Recorder:
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if self._session is not None and logs:
-            self._guarded(self._session.log, state, logs)
+            self._guarded(self._session.log_values, state, logs)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._session is not None:
-            self._session.saved_steps.add(state.global_step)
+            self._guarded(self._session.note_checkpoint, state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._session is not None:
@@ -80,146 +63,121 @@ class Recorder:
             return  # the latter was given twice, as a callback and by report_to
         if before is not None:
             self._guarded(before.end, "failed", "training began again before it had ended")
-        session = self._session = _open[directory] = _Session(directory, state)
+        self._session = _open[directory] = self._open_session(directory, state, _kind(args))
         _watch_process()
-        self._guarded(session.prepare_files)
-        if archive := os.environ.get("ROLLBOOK_RUN_DIR"):  # `rollbook run` has it in the history
-            self._guarded((Path(archive) / "output_dir").write_text, f"{directory}\n")
-        else:
-            self._guarded(session.enter_history, self._artifacts, _kind(args))
+
+    def _open_session(self, directory: Path, state: Any, kind: str) -> _Session:
+        try:
+            return _Session(directory, state, kind, self._artifacts)
+        except Exception as error:
+            self._warn(error)
+            return _Session(directory, state, kind, None)  # the history may be what is wrong
 
     def _guarded(self, record: Callable[..., object], *arguments: Any) -> None:
         """Whatever goes wrong in recording is not the training's business."""
         try:
             record(*arguments)
         except Exception as error:
-            if not self._has_warned:
-                self._has_warned = True
-                _say(f"this run is not fully recorded ({type(error).__name__}: {error}); training goes on")
+            self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _say(f"this run is not fully recorded ({type(error).__name__}: {error}); training goes on")
 
 
 class _Session:
     """One call of `train()`, in the process that records it."""
 
-    def __init__(self, directory: Path, state: Any) -> None:
-        self.directory, self.state = directory, state
-        self.saved_steps = {state.global_step}
-        self._pid, self._began = os.getpid(), time.monotonic()
-        self._first_step, self._first_tokens = state.global_step, state.num_input_tokens_seen
-        self._elapsed_before, self._tokens_before = 0.0, 0  # of earlier sessions, by the log
-        self._last: dict[str, Any] = {}
+    def __init__(self, directory: Path, state: Any, kind: str, artifacts: Path | None) -> None:
+        from rollbook.records.trainer_log import LOG, TrainerLog, last_line
+        from rollbook.runs.run import Run
+
+        self.directory, self.state, self._path = directory, state, directory / LOG
+        if not (directory / "run.json").exists():
+            _set_aside(self._path)
+        resume = _checkpoint_to_resume(directory, state.global_step)
+        self._run = Run(directory, kind=kind, resume=resume, history=artifacts)
+        last = last_line(self._path)
+        self._first_tokens = state.num_input_tokens_seen
+        self._tokens_before = int(last.get("total_tokens") or 0)
+        self._num_tokens = 0.0  # by TRL's own count, which begins again with each session
         self._nonfinite: set[str] = set()  # what was not finite when it was last logged
-        self._end_history: Callable[..., None] | None = None
-
-    def prepare_files(self) -> None:
-        """Go on where the checkpoint was; or put the log of another run in this directory aside."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        if self._first_step == 0:
-            for name in (LOG, ALERTS):
-                _set_aside(self.directory / name)
-            return
-        last = _cut_log(self.directory / LOG, self._first_step)
-        if "elapsed_s" in last:
-            self._elapsed_before = float(last["elapsed_s"])
-            self._tokens_before = int(last.get("total_tokens") or 0)
-
-    def enter_history(self, artifacts: Path, kind: str) -> None:
-        try:
-            from rollbook.runs.jobs.ledger import Ledger, RunEnd, RunStart, Status
-            from rollbook.runs.saved_models import saved_models
-        except ImportError as error:
-            _say(f"not in the history, which needs the package rollbook here ({error}); the log is written")
-            return
-        ledger = Ledger(artifacts, lock_timeout_s=10.0)  # training waits for it
-        run_id = ledger.start(
-            RunStart(
-                name=self.directory.name,
-                kind=kind,
-                command=list(sys.orig_argv),
-                output_dir=str(self.directory),
-                log=str(self.directory / LOG),
-                resumed_from=f"checkpoint-{self._first_step}" if self._first_step else None,
-            )
+        self._append = self._run.append_log(LOG).append
+        self._log = TrainerLog(
+            self._write,
+            total_steps=state.max_steps,
+            step=state.global_step,
+            elapsed_s=float(last.get("elapsed_s") or 0.0),
+            untimed_tokens=max(0, self._first_tokens - self._tokens_before),
         )
 
-        def end(status: str, reason: str | None, error: dict[str, Any] | None) -> None:
-            ours = [model for model in saved_models(self.directory) if model.step in self.saved_steps]
-            saved = next((model for model in reversed(ours) if model.complete), None)
-            record = RunEnd(status=Status(status), reason=reason, error=error)
-            record.duration_s = round(time.monotonic() - self._began, 3)
-            record.metrics = {"steps": self.state.global_step}
-            record.metrics |= {
-                ours: self._last[name] for name, ours in _RESULTS.items() if name in self._last
-            }
-            if status == "interrupted":
-                record.signal = "SIGINT"
-            if saved is not None:
-                record.checkpoint = {"path": str(saved.path), "step": saved.step}
-            ledger.end(run_id, record)
+    def log_values(self, state: Any, logs: Mapping[str, Any]) -> None:
+        values = dict(logs)
+        norm = values.get("grad_norm")
+        if values.get("loss") == 0.0 and isinstance(norm, float) and not math.isfinite(norm):
+            values["loss"] = math.nan  # made by a filter that could not be turned off
+        self._num_tokens = float(values.get("num_tokens") or self._num_tokens)
+        tokens = state.num_input_tokens_seen or self._tokens_before + int(self._num_tokens)
+        found = self._log.add(state.global_step, values, tokens)
+        fresh = [name for name in found if name not in self._nonfinite]
+        self._nonfinite = (self._nonfinite - values.keys()) | set(found)
+        if fresh:
+            self._shout(fresh)
+        if self._is_open:
+            self._run.log_metrics(values, step=state.global_step)
 
-        self._end_history = end
+    def note_checkpoint(self, step: int) -> None:
+        name = f"checkpoint-{step}"
+        if self._is_open:
+            self._run.record_checkpoint(name, batch=step, state_path=name)
 
-    def log(self, state: Any, logs: Mapping[str, Any]) -> None:
-        values = {_NAMES.get(name, name): _plain(value) for name, value in logs.items()}
-        nonfinite = [
-            name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)
-        ]
-        if values.get("loss") == 0.0 and "grad_norm" in nonfinite:  # a filter that could not be turned off
-            nonfinite.insert(0, "loss")
-        values |= dict.fromkeys(nonfinite)
-        self._last |= values
-        line = {"current_steps": state.global_step, "total_steps": state.max_steps, **values}
-        line |= self._progress(state)
-        if nonfinite:
-            line["nonfinite"] = nonfinite
-        fresh = [name for name in nonfinite if name not in self._nonfinite]
-        self._nonfinite = (self._nonfinite - values.keys()) | set(nonfinite)
-        try:
-            _append(self.directory / LOG, line)
-        finally:
-            if fresh:
-                self._shout(fresh)
-
-    def end(self, status: str, reason: str | None = None, error: dict[str, Any] | None = None) -> None:
+    def end(self, status: str, reason: str | None = None) -> None:
         """Once: `_open` holds the sessions that have not ended."""
-        if _open.get(self.directory) is not self or os.getpid() != self._pid:
+        if not self._is_open:
             return
         del _open[self.directory]
-        if self._end_history is not None:
-            self._end_history(status, reason, error)
         if status == "failed":
-            self.alert("error", "training failed", _without_secrets(str(reason)))
+            self._run.alert("training failed", str(reason), level="error", step=self.state.global_step)
+        self._run.close(status, reason)
 
-    def alert(self, level: str, title: str, text: str) -> None:
-        alert = {"raised_at": _now(), "level": level, "title": title, "text": text}
-        _append(self.directory / ALERTS, {**alert, "step": self.state.global_step})
+    @property
+    def _is_open(self) -> bool:
+        return _open.get(self.directory) is self
+
+    def _write(self, line: bytes) -> None:
+        if self._is_open:
+            self._append(line)
+            return
+        from rollbook.records.jsonl import JsonlWriter
+
+        writer = JsonlWriter(self._path)  # an evaluation after training: the run has ended
+        try:
+            writer.append(line)
+        finally:
+            writer.close()
 
     def _shout(self, names: list[str]) -> None:
         what = f"{', '.join(names)} not finite"
         _say(f"step {self.state.global_step} of {self.state.max_steps}: {what} ({self.directory})")
         level = "error" if any("loss" in name for name in names) else "warning"
-        self.alert(level, what, f"NaN or infinity: null in {LOG}, and listed there as nonfinite")
-
-    def _progress(self, state: Any) -> dict[str, Any]:
-        session = time.monotonic() - self._began
-        elapsed = self._elapsed_before + session
-        total, done_here = state.max_steps, state.global_step - self._first_step
-        left = session / done_here * (total - state.global_step) if done_here > 0 else 0.0
-        progress: dict[str, Any] = {
-            "percentage": round(100 * state.global_step / total, 2) if total > 0 else 100.0,
-            "elapsed_time": _clock(elapsed),
-            "remaining_time": _clock(left),
-            "elapsed_s": round(elapsed, 3),
-        }
-        # The Trainer's own count goes on after a resume; TRL's begins again with each session.
-        here = (state.num_input_tokens_seen - self._first_tokens) or self._last.get("num_tokens") or 0
-        if here and elapsed > 0:
-            progress["throughput"] = round((self._tokens_before + here) / elapsed, 2)
-            progress["total_tokens"] = state.num_input_tokens_seen or int(self._tokens_before + here)
-        return progress
+        text = f"NaN or infinity: null in {self._path.name}, and listed there as nonfinite"
+        if self._is_open:
+            self._run.alert(what, text, level=level, step=self.state.global_step)
 
 
 _open: dict[Path, _Session] = {}
+
+
+def _checkpoint_to_resume(directory: Path, step: int) -> str | bool:
+    """What `Run` is to go back to: the Trainer has decided already where it starts."""
+    from rollbook.records.checkpoints import read_checkpoints
+    from rollbook.runs.start import START_OVER
+
+    if not (directory / "run.json").exists():
+        return False
+    known = {stored.record.name for stored in read_checkpoints(directory / "checkpoints.jsonl")}
+    return f"checkpoint-{step}" if f"checkpoint-{step}" in known else START_OVER
 
 
 @functools.cache
@@ -231,17 +189,17 @@ def _watch_process() -> None:
         if isinstance(error, KeyboardInterrupt):
             _end_all("interrupted", "stopped by SIGINT")
         else:
-            _end_all("failed", f"{kind.__name__}: {error}", {"type": kind.__name__, "message": str(error)})
+            _end_all("failed", f"{kind.__name__}: {error}")
         show(kind, error, trace)
 
     sys.excepthook = note
     atexit.register(_end_all, "failed", "the process ended before training did")
 
 
-def _end_all(status: str, reason: str, error: dict[str, Any] | None = None) -> None:
+def _end_all(status: str, reason: str) -> None:
     for session in list(_open.values()):
         try:
-            session.end(status, reason, error)
+            session.end(status, reason)
         except Exception as why:
             _say(f"how this run ended is not recorded ({type(why).__name__}: {why})")
 
@@ -259,69 +217,12 @@ def _kind(args: Any) -> str:
     return name.lower() or "train"
 
 
-def _plain(value: Any) -> Any:
-    """Scalars of torch and NumPy as numbers; what JSON does not know as text."""
-    if hasattr(value, "item"):
-        try:
-            value = value.item()
-        except (RuntimeError, TypeError, ValueError):  # not a scalar
-            return str(value)
-    return value if isinstance(value, bool | int | float | str | None) else str(value)
-
-
-def _append(path: Path, record: Mapping[str, Any]) -> None:
-    """One line by one write; a line that does not fit on the disk leaves no half of itself."""
-    data = json.dumps(record, allow_nan=False).encode() + b"\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        size = os.fstat(descriptor).st_size
-        if os.write(descriptor, data) != len(data):
-            os.ftruncate(descriptor, size)
-            raise OSError(f"{path}: no space left")
-    finally:
-        os.close(descriptor)
-
-
-def _cut_log(path: Path, step: int) -> dict[str, Any]:
-    """Drop the lines of later steps, which will be done again, and a torn last one; returns the last kept."""
-    if not path.exists():
-        return {}
-    data = path.read_bytes()
-    kept, last = [], dict[str, Any]()
-    for line in data.split(b"\n")[:-1]:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = {}  # not for us to delete
-        if isinstance(row, dict) and row.get("current_steps", 0) <= step:
-            kept.append(line + b"\n")
-            last = row or last
-    if (text := b"".join(kept)) != data:
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        aside.write_bytes(text)
-        aside.replace(path)
-    return last
-
-
 def _set_aside(path: Path) -> None:
+    """The log of a run that was not recorded as one."""
     if path.exists() and path.stat().st_size:
-        path.rename(path.with_name(f"{path.stem}.{_now().replace(':', '')}{path.suffix}"))
+        from rollbook.records.plain import utc_now
 
-
-def _without_secrets(text: str) -> str:
-    try:
-        from rollbook.records.redact import redact_text
-    except ImportError:
-        return text
-    return redact_text(text)
-
-
-def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=int(seconds)))
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        path.rename(path.with_name(f"{path.stem}.{utc_now().replace(':', '')}{path.suffix}"))
 
 
 def _say(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def write_output_dir_note(log_path: Path) -> None:
 
 def enter_history(artifacts: Path, files: RunFiles, info: RunInfo, resumed_from: str | None) -> End:
     """Note the start; what is returned notes the end. The next reader finds out a killed process."""
+    from rollbook.runs.jobs.finish import final_metrics
     from rollbook.runs.jobs.ledger import Ledger, RunEnd, RunStart, Status
 
     ledger = Ledger(artifacts)
@@ -40,9 +42,16 @@ def enter_history(artifacts: Path, files: RunFiles, info: RunInfo, resumed_from:
         )
     )
 
+    began = time.monotonic()
+
     def end(outcome: str, error: str | None) -> None:
+        record = RunEnd(status=Status(outcome), reason=error, metrics=final_metrics(files.root))
+        record.duration_s = round(time.monotonic() - began, 3)
         saved = newest_complete(read_checkpoints(files.checkpoints), files.root)
-        checkpoint = {"path": saved.record.state_path, "step": saved.record.batch} if saved else None
-        ledger.end(run_id, RunEnd(status=Status(outcome), reason=error, checkpoint=checkpoint))
+        if saved is not None:
+            path = saved.record.state_path or saved.record.sampler_path or ""
+            whole = path if "://" in path else str(files.root / path)
+            record.checkpoint = {"path": whole, "step": saved.record.batch}
+        ledger.end(run_id, record)
 
     return end

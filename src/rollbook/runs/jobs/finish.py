@@ -14,6 +14,7 @@ from rollbook.errors import RollbookError, UsageError
 from rollbook.records.atomic import write_atomic
 from rollbook.records.checkpoints import is_complete, read_checkpoints
 from rollbook.records.record import decode_json
+from rollbook.records.trainer_log import LOG, PICTURE, RESULTS, STATE, last_line, read_points
 from rollbook.runs.jobs.collected import judge_collection, progress_file_of_job, read_plain_progress
 from rollbook.runs.jobs.job import Job, Started
 from rollbook.runs.jobs.ledger import Ledger, RunEnd, RunRecord, Status
@@ -82,12 +83,16 @@ def _draw_loss(directory: Path) -> None:
 
 
 def _add_metrics(directory: Path, end: RunEnd, launched: float) -> None:
-    logs = [directory / name for name in ("trainer_log.jsonl", "metrics.jsonl", "trainer_state.json")]
+    logs = [directory / name for name in (LOG, "metrics.jsonl", STATE)]
     if not any(_is_newer(log, launched) for log in logs):
         return
-    standing = standing_of(directory)
-    steps = {} if standing.step is None else {"steps": standing.step}
-    end.metrics = {**result_values(directory), **steps} or None
+    end.metrics = final_metrics(directory)
+
+
+def final_metrics(directory: Path) -> dict[str, Any] | None:
+    """The last numbers of a run, for the history."""
+    step = standing_of(directory).step
+    return {**result_values(directory), **({} if step is None else {"steps": step})} or None
 
 
 def _launched_at(archive: Path) -> float:
@@ -145,22 +150,26 @@ def _note_handed_over(directory: Path, checkpoint: Path) -> None:
         write_atomic(path, "".join(f"{entry}\n" for entry in (*known, line)).encode())
 
 
-_FILES = {"train_results": "train_results.json", "train_loss_plot": "training_loss.png"}
+_FILES = {"train_results": RESULTS, "train_loss_plot": PICTURE}
 
 
 def result_values(directory: Path) -> dict[str, Any]:
     """final_loss and train_runtime as the trainer reports them; last_loss and mean_loss from its points."""
     values: dict[str, Any] = {}
-    results = _json(directory / "train_results.json")
+    log = directory / LOG
+    results = _json(directory / RESULTS) or last_line(log)
     for name, key in (("final_loss", "train_loss"), ("train_runtime", "train_runtime")):
         if isinstance(results.get(key), int | float):
             values[name] = results[key]
-    history = _json(directory / "trainer_state.json").get("log_history") or []
+    history = read_points(log) if log.exists() else _json(directory / STATE).get("log_history") or []
     losses = [row["loss"] for row in history if isinstance(row.get("loss"), int | float)]
     if losses:
         values["last_loss"], values["mean_loss"] = losses[-1], sum(losses) / len(losses)
-    elif (standing := standing_of(directory)).value is not None:
-        values["last_loss" if standing.headline == "loss" else "last_reward"] = standing.value
+    standing = standing_of(directory)
+    if standing.value is not None and standing.headline != "loss":
+        values["last_reward"] = standing.value
+    elif standing.value is not None:
+        values.setdefault("last_loss", standing.value)
     return values
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from rollbook.envs.agent import Agent, Episode
-from rollbook.envs.base import Feedback, Task
-from rollbook.policies.base import FailureKind, RolloutFailure
 from rollbook.policies.conversion import to_chat
+from rollbook.rollouts.types import Agent, Episode, FailureKind, Feedback, RolloutFailure, Task
 
 
 def task_of(row: dict[str, Any], repeat: int = 0) -> Task:
@@ -56,7 +54,7 @@ def grade(settings: dict[str, Any], answer: str, task: Task | None = None) -> Fe
 
     agent = build_agent({"name": "dataset", **settings}, {"kind": "scripted", "script": [answer]})
     episode = run_one(agent, task or question())
-    step = episode.steps[-1]
+    step = episode.turns[-1]
     assert step.reward == episode.reward
     return Feedback(reward=episode.reward, metrics=step.metrics, logs=step.logs)
 

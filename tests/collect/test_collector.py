@@ -32,6 +32,7 @@ from rollbook.collect.own_tasks import count_tasks, write_tasks
 from rollbook.collect.prepare import Prepared
 from rollbook.collect.progress import Progress, read_progress
 from rollbook.collect.sink import ResultSink
+from rollbook.envs.arithmetic import Arithmetic
 from rollbook.errors import BadFileError, BadLineError, LockedError, UsageError, WriteError
 
 WAIT = 60.0
@@ -160,6 +161,27 @@ def test_drift_is_refused_by_the_keys_that_differ(words: str, key: str, tmp_path
     assert "--resume=always" in str(raised.value)
     assert (tmp_path / "out_manifest.json").read_bytes() == before
     assert run(tmp_path, words, "resume=always").done == 2
+
+
+def test_a_built_in_environment_has_a_version_and_goes_on_from_a_digest_of_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_input(tmp_path, 3)
+    config(tmp_path)
+    run(tmp_path, "limit=1")
+    path = tmp_path / "out_manifest.json"
+    manifest = orjson.loads(path.read_bytes())
+    assert manifest["meaning"]["agent"]["env"] == {"name": "arithmetic", "version": 1}
+    manifest["meaning"]["agent"]["env"] = {"name": "arithmetic", "source_sha256": "of the words of its day"}
+    path.write_bytes(orjson.dumps(manifest))
+    assert run(tmp_path, "limit=2").done_before == 1
+    assert orjson.loads(path.read_bytes())["earlier_meanings"] == []
+    monkeypatch.setattr(Arithmetic, "version", 2)
+    for stored in ({"version": 1}, {"source_sha256": "of the words of its day"}):
+        manifest["meaning"]["agent"]["env"] = {"name": "arithmetic", **stored}
+        path.write_bytes(orjson.dumps(manifest))
+        with pytest.raises(UsageError, match=r"meaning\.agent\.env\.version: was 1, now 2"):
+            run(tmp_path)
 
 
 def test_how_fast_and_where_may_change_freely(tmp_path: Path) -> None:

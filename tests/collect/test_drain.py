@@ -108,7 +108,8 @@ def test_a_time_that_is_no_duration_is_refused_by_its_name(name: str, value: str
 
 NEVER_CLOSES = """
 import asyncio
-from rollbook.envs.base import Environment, Feedback
+from rollbook.envs.base import Environment
+from rollbook.rollouts.types import Feedback
 
 
 class Own(Environment):
@@ -149,7 +150,7 @@ def test_a_signal_is_heard_though_nobody_reads_what_is_said(tmp_path: Path) -> N
 
 def test_what_fails_while_draining_is_counted(tmp_path: Path) -> None:
     small_input(tmp_path, 4)
-    late = "await asyncio.sleep(0.5)\nfrom rollbook.policies.base import FailureKind, RolloutFailure\n"
+    late = "await asyncio.sleep(0.5)\nfrom rollbook.rollouts.types import FailureKind, RolloutFailure\n"
     policy = script(tmp_path, f"{late}raise RolloutFailure(FailureKind.SERVER_ERROR, 'no')")
     config(tmp_path, policy)
     progress = run(tmp_path, "stop_after=0.1s", "num_samples_in_parallel=3")

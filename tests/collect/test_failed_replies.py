@@ -12,7 +12,8 @@ from collecting import command, results, script, small_input
 from rollbook.collect.progress import read_progress
 
 REPLY = """
-from rollbook.policies.base import Completion, Usage
+from rollbook.records.turns import Usage
+from rollbook.rollouts.types import Completion
 return Completion(
     {"role": "assistant", "content": f"reply {request.turn}"},
     usage=Usage(input_tokens=5, output_tokens=3),
@@ -32,7 +33,7 @@ def grader(task, answer):
 JUDGED_ONCE = """
 import os, pathlib
 from rollbook.envs import single_turn
-from rollbook.policies.base import FailureKind, RolloutFailure
+from rollbook.rollouts.types import FailureKind, RolloutFailure
 
 @single_turn
 def grader(task, answer):

@@ -17,7 +17,8 @@ from rollbook.collect.progress import read_progress
 
 # Every reply is another one, and leaves a trace.
 ACT = """
-from rollbook.policies.base import Completion, Usage
+from rollbook.records.turns import Usage
+from rollbook.rollouts.types import Completion
 name = os.urandom(4).hex()
 (pathlib.Path(__file__).parent / "asked" / name).touch()
 return Completion({"role": "assistant", "content": name}, usage=Usage(input_tokens=5, output_tokens=3))

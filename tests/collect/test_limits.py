@@ -14,7 +14,8 @@ import pytest
 from rollbook.collect import limits
 from rollbook.collect.limits import Bucket, Concurrency, NotSent, ThrottledPolicy
 from rollbook.collect.retry import Attempts, RetrySettings
-from rollbook.policies.base import Completion, FailureKind, Request, RolloutFailure, Usage
+from rollbook.records.turns import Usage
+from rollbook.rollouts.types import Completion, FailureKind, Request, RolloutFailure
 
 
 class Clock:
@@ -170,7 +171,7 @@ def test_a_policy_keeps_to_requests_and_tokens_a_minute(
     async def ask(policy: ThrottledPolicy, times: int) -> float:
         before = clock.now
         for _ in range(times):
-            await policy.act(Request([], turn=1))
+            await policy.act(Request((), turn=1))
         return clock.now - before
 
     by_requests = ThrottledPolicy(Model(), requests_per_minute=60, tokens_per_minute=None)
@@ -198,7 +199,7 @@ def test_tokens_a_minute_are_kept_to_where_the_server_does_not_count(
 
     async def ask(policy: ThrottledPolicy, times: int) -> None:
         for _ in range(times):
-            await policy.act(Request([{"role": "user", "content": "ask " * 50}], turn=1))
+            await policy.act(Request(({"role": "user", "content": "ask " * 50},), turn=1))
 
     before = clock.now
     policy = ThrottledPolicy(UncountedModel(**sampled), requests_per_minute=None, tokens_per_minute=6_000)
@@ -210,10 +211,10 @@ def test_a_drain_does_not_wait_for_requests_whose_turn_has_not_come() -> None:
     async def play() -> list[str]:
         draining = asyncio.Event()
         policy = ThrottledPolicy(Model(), 1 / 60, None, draining)  # the second request: in an hour
-        await policy.act(Request([]))
+        await policy.act(Request(()))
         few_shot = [{"role": "assistant", "content": "as in this example"}]
         waiting = asyncio.ensure_future(policy.act(Request(few_shot)))
-        under_way = asyncio.ensure_future(policy.act(Request([], turn=1)))
+        under_way = asyncio.ensure_future(policy.act(Request((), turn=1)))
         await asyncio.sleep(0.01)
         draining.set()
         await asyncio.wait([waiting, under_way], timeout=0.05)
@@ -276,7 +277,7 @@ def most_in_a_minute(times: list[float]) -> int:
 def test_no_minute_has_more_tokens_or_requests_than_its_limit(turn: int, clock: Clock) -> None:
     async def play(model: SlowModel, requests_per_minute: float | None) -> None:
         policy = ThrottledPolicy(model, requests_per_minute, tokens_per_minute=30_000)
-        requests = [Request([{"role": "user", "content": str(n)}], turn=turn) for n in range(128)]
+        requests = [Request(({"role": "user", "content": str(n)},), turn=turn) for n in range(128)]
         await asyncio.gather(*start_all(policy, requests))
         assert [request for _, request in model.sent] == requests  # in the order of arrival
 
@@ -292,7 +293,7 @@ def test_those_who_wait_learn_from_the_answers_meanwhile(clock: Clock) -> None:
 
     async def play() -> None:
         policy = ThrottledPolicy(model, None, tokens_per_minute=30_000)
-        await asyncio.gather(*start_all(policy, [Request([])] * 40))
+        await asyncio.gather(*start_all(policy, [Request(())] * 40))
 
     without_waiting(clock, play())
     times = [time for time, _ in model.sent]
@@ -304,7 +305,7 @@ def test_those_who_wait_learn_from_the_answers_meanwhile(clock: Clock) -> None:
 def test_until_the_first_answer_one_request_of_unknown_size_is_under_way() -> None:
     async def play() -> None:
         model = SlowModel(100)
-        tasks = start_all(ThrottledPolicy(model, None, tokens_per_minute=6e6), [Request([])] * 20)
+        tasks = start_all(ThrottledPolicy(model, None, tokens_per_minute=6e6), [Request(())] * 20)
         await turns_of_the_loop()
         assert len(model.sent) == 1
         model.answers[0].set_exception(RolloutFailure(FailureKind.SERVER_ERROR, "no"))
@@ -331,7 +332,7 @@ def test_requests_that_name_the_most_of_an_answer_need_not_wait_for_one(
         params = most if of_the_policy else None
         policy = ThrottledPolicy(model, None, tokens_per_minute=6e4, params=params)  # a thousand a second
         row: dict[str, int | None] = {name: None} if of_the_policy else {**most}
-        start_all(policy, [Request([], params=row)] * 20)
+        start_all(policy, [Request((), params=row)] * 20)
         await turns_of_the_loop()
         assert len(model.sent) == 10
 
@@ -341,7 +342,7 @@ def test_requests_that_name_the_most_of_an_answer_need_not_wait_for_one(
 def test_without_a_limit_of_tokens_nobody_waits_for_a_first_answer() -> None:
     async def play() -> None:
         model = SlowModel(100)
-        start_all(ThrottledPolicy(model, 6000, None), [Request([])] * 20)
+        start_all(ThrottledPolicy(model, 6000, None), [Request(())] * 20)
         await turns_of_the_loop()
         assert len(model.sent) == 20
 
@@ -352,7 +353,7 @@ def test_a_drain_lets_go_of_those_who_wait_for_the_first_answer() -> None:
     async def play() -> None:
         model, draining = SlowModel(100), asyncio.Event()
         policy = ThrottledPolicy(model, None, 6e6, draining)
-        first, *waiting, under_way = start_all(policy, [Request([])] * 20 + [Request([], turn=1)])
+        first, *waiting, under_way = start_all(policy, [Request(())] * 20 + [Request((), turn=1)])
         await turns_of_the_loop()
         draining.set()
         await turns_of_the_loop()
@@ -370,7 +371,7 @@ def test_a_drain_lets_go_of_those_behind_an_episode_that_may_finish() -> None:
     async def play() -> None:
         draining = asyncio.Event()
         policy = ThrottledPolicy(Model(), 1 / 60, None, draining)  # the second request: in an hour
-        _, under_way, behind = start_all(policy, [Request([]), Request([], turn=1), Request([])])
+        _, under_way, behind = start_all(policy, [Request(()), Request((), turn=1), Request(())])
         await turns_of_the_loop()
         draining.set()
         await turns_of_the_loop()

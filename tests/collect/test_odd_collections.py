@@ -34,9 +34,9 @@ from rollbook.collect import finish
 from rollbook.collect.settings import encode_settings
 from rollbook.collect.wire import frame
 from rollbook.errors import Interrupted, UsageError
-from rollbook.policies.base import Completion, Request
 from rollbook.policies.scripted import ScriptedPolicy
 from rollbook.records.jsonl import JsonlWriter
+from rollbook.rollouts.types import Completion, Request
 
 
 def failures(directory: Path) -> list[dict[str, Any]]:

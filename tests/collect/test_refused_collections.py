@@ -32,8 +32,9 @@ from rollbook.cli.main import main
 from rollbook.collect.collector import collect, look_ahead
 from rollbook.collect.limits import ThrottledPolicy
 from rollbook.errors import LockedError, RollbookError, UsageError
-from rollbook.policies.base import Completion, Request, Usage
 from rollbook.records.locks import FileLock
+from rollbook.records.turns import Usage
+from rollbook.rollouts.types import Completion, Request
 
 SCRIPTED = {"kind": "scripted", "script": ["2"]}
 
@@ -430,7 +431,7 @@ def test_tokens_a_minute_hold_from_the_first_request_on() -> None:
 
     async def play() -> None:
         policy = ThrottledPolicy(Slow(), None, tokens_per_minute=6000)
-        request = Request([{"role": "user", "content": "word " * 900}], params={"max_output_tokens": 100})
+        request = Request(({"role": "user", "content": "word " * 900},), params={"max_output_tokens": 100})
         tasks = [asyncio.ensure_future(policy.act(request)) for _ in range(128)]
         await asyncio.sleep(0.2)
         for task in tasks:

@@ -15,10 +15,21 @@ from collecting import config, results, row, run, small_input, write_rows
 from rollbook.collect.executor import LocalExecutor
 from rollbook.collect.rows import Item, Outcome, make_task
 from rollbook.data.sft import sft
-from rollbook.envs.agent import EnvironmentAgent, Episode
-from rollbook.envs.base import Environment, Feedback, Start, Task
-from rollbook.policies.base import Completion, FailureKind, Message, Request, Usage
+from rollbook.envs.agents import EnvironmentAgent
+from rollbook.envs.base import Environment
+from rollbook.envs.source import open_environment
 from rollbook.policies.scripted import ScriptedPolicy
+from rollbook.records.turns import Turn, Usage
+from rollbook.rollouts.types import (
+    Completion,
+    Episode,
+    FailureKind,
+    Feedback,
+    Message,
+    Opening,
+    Request,
+    Task,
+)
 
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
 
@@ -55,7 +66,7 @@ def answer(request: Request) -> Completion:
 
 def collected(given: dict[str, Any], repeat: int = 0, **overrides: Any) -> tuple[Outcome, dict[str, Any]]:
     item = Item(4, repeat, str(given.get("id", "none")), orjson.dumps(given))
-    agent = EnvironmentAgent(TwoTurns, ScriptedPolicy(answer))
+    agent = EnvironmentAgent(open_environment(TwoTurns), ScriptedPolicy(answer))
     outcome = asyncio.run(LocalExecutor(agent, overrides, add_seed=False).run(item))
     assert outcome.failure is None, outcome.message
     return outcome, orjson.loads(outcome.line)
@@ -123,29 +134,29 @@ def test_overrides_reach_the_policy_and_the_row() -> None:
     assert orjson.loads(task.params["metadata"]["extra_body"]) == {"seed": 1}
 
 
-class Opening(Environment):
+class Ruled(Environment):
     """Opens with rules before the row's messages, and a hint after them."""
 
-    def start(self, task: Task) -> Start:
+    def start(self, task: Task) -> Opening:
         rules, hint = {"role": "system", "content": "RULES"}, {"role": "user", "content": "HINT"}
         task.messages.insert(0, rules)
-        return Start(messages=[*task.messages, hint], tools=[*task.tools, {**TOOL, "name": "ask"}])
+        return Opening(messages=[*task.messages, hint], tools=[*task.tools, {**TOOL, "name": "ask"}])
 
     def step(self, message: Message) -> Feedback:
         return Feedback(reward=1.0)
 
 
 class Hinting(Environment):
-    def start(self, task: Task) -> Start:
-        return Start(messages=[*task.messages, {"role": "user", "content": "HINT"}])
+    def start(self, task: Task) -> Opening:
+        return Opening(messages=[*task.messages, {"role": "user", "content": "HINT"}])
 
     def step(self, message: Message) -> Feedback:
         return Feedback(reward=1.0)
 
 
 class Uninstructed(Environment):
-    def start(self, task: Task) -> Start:
-        return Start(messages=[message for message in task.messages if message["role"] != "system"])
+    def start(self, task: Task) -> Opening:
+        return Opening(messages=[message for message in task.messages if message["role"] != "system"])
 
     def step(self, message: Message) -> Feedback:
         return Feedback(reward=1.0)
@@ -154,7 +165,9 @@ class Uninstructed(Environment):
 def opened(kind: type[Environment], **params: Any) -> bytes:
     given = row("a", "What?")
     given["responses_create_params"] |= params
-    executor = LocalExecutor(EnvironmentAgent(kind, ScriptedPolicy(["yes"])), {}, add_seed=False)
+    executor = LocalExecutor(
+        EnvironmentAgent(open_environment(kind), ScriptedPolicy(["yes"])), {}, add_seed=False
+    )
     outcome = asyncio.run(executor.run(Item(0, 0, "a", orjson.dumps(given))))
     assert outcome.failure is None, outcome.message
     return outcome.line
@@ -162,8 +175,8 @@ def opened(kind: type[Environment], **params: Any) -> bytes:
 
 def test_a_prompt_that_the_environment_changed_is_learned_from_as_it_was_shown(tmp_path: Path) -> None:
     shown = {
-        "plain": (opened(Opening), ["RULES", "What?", "HINT"]),
-        "instructed": (opened(Opening, instructions="BRIEF"), ["RULES", "BRIEF", "What?", "HINT"]),
+        "plain": (opened(Ruled), ["RULES", "What?", "HINT"]),
+        "instructed": (opened(Ruled, instructions="BRIEF"), ["RULES", "BRIEF", "What?", "HINT"]),
         "hinted": (opened(Hinting, instructions="BRIEF"), ["BRIEF", "What?", "HINT"]),
         "uninstructed": (opened(Uninstructed, instructions="BRIEF"), ["What?"]),
     }
@@ -176,9 +189,9 @@ def test_a_prompt_that_the_environment_changed_is_learned_from_as_it_was_shown(t
 
 
 def test_tools_that_the_environment_added_to_the_rows_stand_beside_them() -> None:
-    asked = orjson.loads(opened(Opening, tools=[TOOL]))["responses_create_params"]
+    asked = orjson.loads(opened(Ruled, tools=[TOOL]))["responses_create_params"]
     assert [tool["name"] for tool in asked["tools"]] == ["add", "ask"]
-    assert "tools" not in orjson.loads(opened(Opening))["responses_create_params"]
+    assert "tools" not in orjson.loads(opened(Ruled))["responses_create_params"]
 
 
 class Prompting(Environment):
@@ -201,7 +214,7 @@ class Sampling:
 
 
 def test_tokens_stand_on_what_was_sampled_and_not_on_what_an_environment_said() -> None:
-    executor = LocalExecutor(EnvironmentAgent(Prompting, Sampling()), {}, add_seed=False)
+    executor = LocalExecutor(EnvironmentAgent(open_environment(Prompting), Sampling()), {}, add_seed=False)
     outcome = asyncio.run(executor.run(Item(0, 0, "a", orjson.dumps(row("a", "What?")))))
     output = orjson.loads(outcome.line)["response"]["output"]
     replies = [item for item in output if item.get("role") == "assistant"]
@@ -219,7 +232,9 @@ class Clobbering(Environment):
 
 
 def clobbered(given: dict[str, Any]) -> dict[str, Any]:
-    executor = LocalExecutor(EnvironmentAgent(Clobbering, ScriptedPolicy(["B"])), {}, add_seed=False)
+    executor = LocalExecutor(
+        EnvironmentAgent(open_environment(Clobbering), ScriptedPolicy(["B"])), {}, add_seed=False
+    )
     outcome = asyncio.run(executor.run(Item(0, 0, "a", orjson.dumps(given))))
     line: dict[str, Any] = orjson.loads(outcome.line)
     return line
@@ -259,7 +274,7 @@ def test_a_bug_in_an_environment_is_the_failure_of_its_row() -> None:
         def step(self, message: Message) -> Feedback:
             raise KeyError("answer")
 
-    agent = EnvironmentAgent(Broken, ScriptedPolicy(["x"]))
+    agent = EnvironmentAgent(open_environment(Broken), ScriptedPolicy(["x"]))
     item = Item(0, 0, "a", orjson.dumps(row("a")))
     outcome = asyncio.run(LocalExecutor(agent, {}, add_seed=False).run(item))
     assert outcome.failure is FailureKind.ENVIRONMENT
@@ -271,7 +286,7 @@ def test_a_bug_in_an_environment_is_the_failure_of_its_row() -> None:
 def test_a_reward_that_is_no_number_is_a_failure_whoever_played(reward: Any) -> None:
     class Elsewhere:
         async def run(self, task: Task) -> Episode:
-            return Episode(reward=reward, messages=[], prompt=task.messages)
+            return Episode(prompt=task.messages, turns=[Turn(messages=[], reward=reward)])
 
         async def close(self) -> None:
             return None

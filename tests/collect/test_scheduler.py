@@ -11,7 +11,7 @@ from rollbook.collect.limits import Concurrency
 from rollbook.collect.retry import Attempts, RetrySettings
 from rollbook.collect.rows import Item, Outcome
 from rollbook.collect.scheduler import Scheduler
-from rollbook.policies.base import FailureKind
+from rollbook.rollouts.types import FailureKind
 
 
 class Server:

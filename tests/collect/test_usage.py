@@ -22,7 +22,8 @@ from rollbook.collect.progress import Progress, read_progress
 PRICES = ("prices.input=10", "prices.output=100")
 COUNTED = {"prompt_tokens": 5, "completion_tokens": 3}
 BY_PARITY = """
-from rollbook.policies.base import Completion, Usage
+from rollbook.records.turns import Usage
+from rollbook.rollouts.types import Completion
 counted = Usage(input_tokens=5, output_tokens=3) if request.turn % 2 == 0 else Usage()
 return Completion({"role": "assistant", "content": "2"}, usage=counted)
 """
@@ -110,16 +111,22 @@ def test_workers_tell_of_rollouts_without_usage(tmp_path: Path) -> None:
     assert collected(tmp_path, None, "workers=2").without_usage == 4
 
 
-def test_of_an_episode_that_was_counted_in_part_the_part_is_known(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_journal", [True, False])
+def test_usage_of_an_episode_with_an_uncounted_turn_is_unknown(has_journal: bool, tmp_path: Path) -> None:
     small_input(tmp_path, 3)
     (tmp_path / "env.py").write_text(TWO_TURNS)
     agent = {"env": {"name": f"{tmp_path / 'env.py'}:Twice"}, "policy": script(tmp_path, BY_PARITY)}
     (tmp_path / "rollbook.yaml").write_text(yaml.safe_dump({"agents": {"a": agent}}))
-    assert run(tmp_path, "limit=1").without_usage == 1
+    first = run(tmp_path, "limit=1")
+    assert (first.without_usage, first.input_tokens) == (1, 0)
+    if not has_journal:  # which may be deleted at any time
+        (tmp_path / "out_journal.bin").unlink()
     progress = run(tmp_path)
     assert (progress.done_before, progress.without_usage) == (1, 3)
-    assert (progress.input_tokens, progress.output_tokens) == (15, 9)
-    assert [usage["total_tokens"] for usage in usages(tmp_path)] == [8] * 3
+    assert (progress.input_tokens, progress.output_tokens) == (0, 0)
+    assert usages(tmp_path) == [None] * 3
+    steps = results(tmp_path / "out.jsonl")[0]["_rb_steps"]
+    assert [(step["ob_len"], step["ac_len"]) for step in steps] == [(5, 3), (None, None)]
 
 
 def test_summary_and_status_say_what_tokens_and_cost_leave_out(tmp_path: Path) -> None:

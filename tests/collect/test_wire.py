@@ -6,7 +6,7 @@ import pytest
 
 from rollbook.collect.rows import Outcome
 from rollbook.collect.wire import decode_outcomes, encode_outcomes
-from rollbook.policies.base import Completion, FailureKind
+from rollbook.rollouts.types import Completion, FailureKind
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from rollbook.collect.settings import CollectSettings, encode_settings
 from rollbook.collect.wire import decode_outcomes, encode
 from rollbook.collect.worker_pool import WorkerPool
 from rollbook.errors import RollbookError, UsageError
-from rollbook.policies.base import FailureKind
+from rollbook.rollouts.types import FailureKind
 from supervision import is_alive
 
 
@@ -146,7 +146,7 @@ FAULTY = """
 import asyncio
 
 from rollbook.envs import Environment
-from rollbook.envs.base import Feedback
+from rollbook.rollouts.types import Feedback
 
 class Panic(BaseException):
     pass

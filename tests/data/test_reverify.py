@@ -139,7 +139,7 @@ def test_who_may_not_grade_is_told_why(tmp_path: Path) -> None:
         reverify([source], tmp_path / "v.jsonl", mine)
     reverify([source], tmp_path / "v.jsonl", mine, force=True)
     assert read(tmp_path / "v.jsonl")[0]["reward"] == 0.25
-    with pytest.raises(UsageError, match="cannot grade a stored response"):
+    with pytest.raises(UsageError, match="plays its episodes itself"):
         reverify([source], tmp_path / "w.jsonl", {"name": "verifiers:x"})
     bad = write_rows(tmp_path / "bad.jsonl", [{"response": {"output": [message("4")]}}])
     with pytest.raises(BadLineError, match=r"bad.jsonl:1: has no responses_create_params.input"):

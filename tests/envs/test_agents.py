@@ -12,7 +12,7 @@ import pytest
 from env_helpers import question, run_one
 from rollbook.envs.agents import build_agent, describe_agent, make_tasks
 from rollbook.errors import UsageError
-from rollbook.policies.base import Completion, Policy, Request
+from rollbook.rollouts.types import Completion, Policy, Request
 
 SCRIPTED = {"kind": "scripted", "script": ["42"]}
 OPENAI = {"kind": "openai", "base_url": "http://127.0.0.1:1/v1", "model": "m"}

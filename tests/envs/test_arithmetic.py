@@ -11,7 +11,7 @@ from rollbook.envs.agents import build_agent, make_tasks
 from rollbook.envs.arithmetic import Arithmetic
 from rollbook.envs.expressions import evaluate
 from rollbook.errors import UsageError
-from rollbook.policies.base import FailureKind, Request
+from rollbook.rollouts.types import FailureKind, Request
 
 
 def solve(request: Request) -> str:
@@ -48,8 +48,8 @@ def test_grades(answer: str, correct: int, parsed: int) -> None:
     agent = build_agent({"name": "arithmetic"}, {"kind": "scripted", "script": [answer]})
     episode = run_one(agent, question("42"))
     assert episode.reward == correct
-    assert episode.steps[0].metrics == {"correct": correct, "format_parse": parsed}
-    assert episode.steps[0].episode_done
+    assert episode.turns[0].metrics == {"correct": correct, "format_parse": parsed}
+    assert len(episode.turns) == 1
 
 
 def test_a_row_without_an_answer_fails_before_the_policy_is_asked() -> None:
@@ -59,11 +59,14 @@ def test_a_row_without_an_answer_fails_before_the_policy_is_asked() -> None:
         asked.append(request)
         return "42"
 
-    from rollbook.envs.agent import EnvironmentAgent
+    from rollbook.envs.agents import EnvironmentAgent
+    from rollbook.envs.source import open_environment
     from rollbook.policies.scripted import ScriptedPolicy
 
     for row in ({"responses_create_params": {"input": "?"}}, question("none").row):
-        failure = failure_of(EnvironmentAgent(Arithmetic, ScriptedPolicy(script)), task_of(row))
+        failure = failure_of(
+            EnvironmentAgent(open_environment(Arithmetic), ScriptedPolicy(script)), task_of(row)
+        )
         assert failure.kind is FailureKind.ENVIRONMENT
         assert "expected_answer" in str(failure)
     assert asked == []

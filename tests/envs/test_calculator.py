@@ -15,7 +15,7 @@ from env_helpers import question, run, run_one, task_of
 from rollbook.envs.agents import build_agent, make_tasks
 from rollbook.envs.calculator import TOOL
 from rollbook.envs.expressions import ExpressionError, evaluate
-from rollbook.policies.base import Request
+from rollbook.rollouts.types import Request
 
 
 def call(expression: Any = "1 + 1", *, name: str = "calculator", arguments: Any = None) -> dict[str, Any]:
@@ -45,8 +45,8 @@ def test_a_policy_that_uses_the_tool_solves_every_task() -> None:
     first = episodes[0]
     assert [message["role"] for message in first.messages] == ["assistant", "tool", "assistant"]
     assert first.tools == [TOOL]
-    assert [step.metrics["tool_calls"] for step in first.steps] == [1, 1]
-    assert [step.episode_done for step in first.steps] == [False, True]
+    assert [step.metrics["tool_calls"] for step in first.turns] == [1, 1]
+    assert len(first.turns) == 2
     assert first.usage.output_tokens > 0
 
 
@@ -82,7 +82,7 @@ def test_a_wrong_call_is_answered_and_the_episode_goes_on(wrong: Any) -> None:
     episode = play({"content": "", "tool_calls": [wrong]}, "42")
     assert episode.reward == 1.0
     assert episode.messages[1]["content"].startswith("error: ")
-    assert episode.steps[-1].metrics == {"correct": 1.0, "tool_calls": 1, "tool_errors": 1}
+    assert episode.turns[-1].metrics == {"correct": 1.0, "tool_calls": 1, "tool_errors": 1}
 
 
 def test_several_calls_in_one_reply_are_all_answered() -> None:
@@ -91,13 +91,13 @@ def test_several_calls_in_one_reply_are_all_answered() -> None:
         "42",
         "error: this is not an arithmetic expression",
     ]
-    assert episode.steps[-1].metrics["tool_errors"] == 1
+    assert episode.turns[-1].metrics["tool_errors"] == 1
 
 
 def test_it_ends_after_max_turns_without_a_reward() -> None:
     episode = play({"content": "42", "tool_calls": [call()]}, max_turns=3)
-    assert (episode.reward, episode.stop_reason, len(episode.steps)) == (0.0, "max_turns", 3)
-    assert episode.steps[-1].metrics == {"correct": 0.0, "tool_calls": 3, "tool_errors": 0}
+    assert (episode.reward, episode.stop_reason, len(episode.turns)) == (0.0, "max_turns", 3)
+    assert episode.turns[-1].metrics == {"correct": 0.0, "tool_calls": 3, "tool_errors": 0}
 
 
 def test_a_row_that_brings_the_tool_does_not_have_it_twice() -> None:

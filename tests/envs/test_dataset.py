@@ -13,8 +13,8 @@ from env_helpers import grade, grade_failure, question, run, task_of
 from rollbook.envs.agents import build_agent
 from rollbook.envs.dataset import Dataset
 from rollbook.errors import UsageError
-from rollbook.policies.base import FailureKind, Request
 from rollbook.policies.conversion import text_of, to_chat
+from rollbook.rollouts.types import FailureKind, Request
 
 CATASTROPHE = "(a+)+$"
 VICTIM = "a" * 64 + "b"
@@ -215,20 +215,20 @@ def test_stored_rollouts_of_format_verification_get_the_reward_they_had(peer_fix
     tasks = [task_of({**row, "said": said[id(row)]}) for row in rows]
     answers = {task.messages[0]["content"]: task.row["said"] for task in tasks}
 
-    from rollbook.envs.agent import EnvironmentAgent
-    from rollbook.envs.registry import environment_factory
+    from rollbook.envs.agents import EnvironmentAgent
+    from rollbook.envs.source import open_environment
     from rollbook.policies.scripted import ScriptedPolicy
 
     def remember(request: Request) -> str:
         return answers[request.messages[0]["content"]]
 
-    factory = environment_factory("dataset", {"grader": "regex"})
-    episodes = run(EnvironmentAgent(factory, ScriptedPolicy(remember)), *tasks)
+    source = open_environment({"name": "dataset", "grader": "regex"})
+    episodes = run(EnvironmentAgent(source, ScriptedPolicy(remember)), *tasks)
     assert [episode.reward for episode in episodes] == [row["reward"] for row in rows]
-    assert [episode.steps[0].metrics["matching_lines"] for episode in episodes] == [
+    assert [episode.turns[0].metrics["matching_lines"] for episode in episodes] == [
         row["match_details"]["matching_lines"] for row in rows
     ]
-    wrong = run(EnvironmentAgent(factory, ScriptedPolicy("nothing of the kind")), *tasks)
+    wrong = run(EnvironmentAgent(source, ScriptedPolicy("nothing of the kind")), *tasks)
     assert {episode.reward for episode in wrong} == {0.0}
 
 

@@ -14,10 +14,8 @@ from aiohttp import web
 from collecting import command, results
 from env_helpers import question, task_of
 from fake_servers import Handler, Told, serving, serving_bytes
-from rollbook.envs.agent import Episode
 from rollbook.envs.agents import build_agent
-from rollbook.envs.base import Task
-from rollbook.policies.base import FailureKind, RolloutFailure
+from rollbook.rollouts.types import Episode, FailureKind, RolloutFailure, Task
 
 NAMES = [
     "example_multi_step_example",
@@ -75,12 +73,13 @@ def test_real_rows_come_back_whole(peer_fixtures: Path, name: str) -> None:
         assert episode.reward == row["reward"]
         assert episode.response == row["response"]
         assert episode.model == row["response"]["model"]
-        assert episode.usage.output_tokens == (row["response"]["usage"] or {}).get("output_tokens", 0)
+        counts = row["response"]["usage"]
+        assert (episode.usage and episode.usage.output_tokens) == (counts and counts["output_tokens"])
         known = ("responses_create_params", "response", "reward", "_ng_task_index", "_ng_rollout_index")
         rest = {key: value for key, value in row.items() if key not in known}
         assert {**episode.metrics, **episode.fields} == rest
-        assert sum(message["role"] == "assistant" for message in episode.messages) == len(episode.steps)
-        assert episode.steps[-1].reward == row["reward"]
+        assert sum(message["role"] == "assistant" for message in episode.messages) == len(episode.turns)
+        assert episode.turns[-1].reward == row["reward"]
     assert all(asked["kept"] == [1] and asked["_ng_rollout_index"] == 2 for asked in sent)
     assert {json.dumps(asked["responses_create_params"]) for asked in sent} == {
         json.dumps(row["responses_create_params"]) for row in rows

@@ -9,13 +9,13 @@ import pytest
 
 from env_helpers import question
 from fake_servers import Handler, Told, chat_answer, serving, serving_bytes
-from rollbook.envs.agent import EnvironmentAgent, Episode
-from rollbook.envs.agents import build_agent
-from rollbook.envs.base import Environment, Feedback
+from rollbook.envs.agents import EnvironmentAgent, build_agent
+from rollbook.envs.base import Environment
 from rollbook.envs.judge import Judge, JudgeSettings
+from rollbook.envs.source import open_environment
 from rollbook.errors import UsageError
-from rollbook.policies.base import FailureKind, Message, RolloutFailure
 from rollbook.policies.scripted import ScriptedPolicy
+from rollbook.rollouts.types import Episode, FailureKind, Feedback, Message, RolloutFailure
 
 
 async def _judged(url: str, answer: str, **judge: Any) -> Episode:
@@ -48,7 +48,7 @@ def judged(handler: Handler, answer: str = "It is Paris", **judge: Any) -> Episo
 def test_the_last_verdict_counts(said: str, reward: int) -> None:
     episode = judged(Told(chat_answer(said)), verdict_after="VERDICT:")
     assert episode.reward == reward
-    step = episode.steps[0]
+    step = episode.turns[0]
     assert step.metrics["correct"] == reward
     assert step.logs == {"judge": said}
 
@@ -88,7 +88,7 @@ def test_verdicts_and_prompt_can_be_ones_own() -> None:
 
 def test_the_judges_tokens_are_counted_apart() -> None:
     answer = chat_answer("VERDICT: CORRECT") | {"usage": {"prompt_tokens": 11, "completion_tokens": 3}}
-    metrics = judged(Told(answer)).steps[0].metrics
+    metrics = judged(Told(answer)).turns[0].metrics
     assert (metrics["judge_input_tokens"], metrics["judge_output_tokens"]) == (11, 3)
 
 
@@ -139,8 +139,8 @@ def test_all_episodes_share_one_judge() -> None:
             agent = build_agent(env, {"kind": "scripted", "script": ["Paris"]})
             tasks = [question("Paris") for _ in range(50)]
             episodes = await asyncio.gather(*map(agent.run, tasks))
-            factory = agent._make_environment  # type: ignore[attr-defined]
-            assert factory()._grader is factory()._grader
+            make = agent._source.make  # type: ignore[attr-defined]
+            assert make()._grader is make()._grader
             await agent.close()
             return [episode.reward for episode in episodes]
 
@@ -161,5 +161,7 @@ class Steady(Wavering):
 def test_a_reply_is_kept_for_the_judge_only_where_grading_depends_on_nothing_else() -> None:
     for kind, is_kept in ((Wavering, False), (Steady, True)):
         with pytest.raises(RolloutFailure) as caught:
-            asyncio.run(EnvironmentAgent(kind, ScriptedPolicy(["hm"])).run(question("Paris")))
+            asyncio.run(
+                EnvironmentAgent(open_environment(kind), ScriptedPolicy(["hm"])).run(question("Paris"))
+            )
         assert (caught.value.reply is not None) == is_kept

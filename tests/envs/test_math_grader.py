@@ -8,7 +8,7 @@ import pytest
 
 from env_helpers import grade, grade_failure, question, run, task_of
 from rollbook.envs.agents import build_agent
-from rollbook.policies.base import FailureKind, Request
+from rollbook.rollouts.types import FailureKind, Request
 
 pytest.importorskip("math_verify", reason="needs rollbook[math]")
 
@@ -39,7 +39,7 @@ def test_equal_in_maths() -> None:
     for episode, (expected, answer, correct, parsed) in zip(run(agent, *tasks), CASES, strict=True):
         assert episode.reward == correct, (expected, answer)
         metrics = {"correct": correct, "format_parse": parsed}
-        assert episode.steps[0].metrics == metrics, (expected, answer)
+        assert episode.turns[0].metrics == metrics, (expected, answer)
 
 
 def test_an_expected_answer_without_a_formula_is_a_failure() -> None:

@@ -13,10 +13,9 @@ import pytest
 
 from env_helpers import question, task_of
 from fake_servers import Told, chat_answer, serving
-from rollbook.envs.agent import Episode
 from rollbook.envs.agents import build_agent, describe_agent, make_tasks
 from rollbook.errors import UsageError
-from rollbook.policies.base import FailureKind, RolloutFailure
+from rollbook.rollouts.types import Episode, FailureKind, RolloutFailure
 
 HAVE_VERIFIERS = importlib.util.find_spec("verifiers") is not None
 needs_verifiers = pytest.mark.skipif(not HAVE_VERIFIERS, reason="needs the package verifiers")
@@ -118,7 +117,7 @@ def test_rows_of_its_dataset_are_played_and_graded_by_it(doubles: str) -> None:
     assert episodes[3].messages[-1]["content"] == "6"
     assert episodes[3].prompt[-1]["content"] == "double 3"
     assert (episodes[3].usage.input_tokens, episodes[3].usage.output_tokens) == (5, 2)
-    assert len(episodes[3].steps) == 1
+    assert len(episodes[3].turns) == 1
     assert {asked["model"] for asked in server.asked} == {"m"}
     assert {asked.get("max_tokens") or asked["max_completion_tokens"] for asked in server.asked} == {9}
 

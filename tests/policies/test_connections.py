@@ -9,8 +9,8 @@ from contextlib import suppress
 from aiohttp import web
 
 from fake_servers import serving
-from rollbook.policies.base import RolloutFailure
 from rollbook.policies.http import Endpoint
+from rollbook.rollouts.types import RolloutFailure
 
 
 class Server:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from fake_servers import Told, chat_answer, serving
-from rollbook.envs.agents import build_policy
 from rollbook.envs.gym_bridge import GymAgent
 from rollbook.envs.verifiers_bridge import VerifiersAgent
 from rollbook.errors import UsageError
-from rollbook.policies.base import FailureKind, Request, RolloutFailure
 from rollbook.policies.openai import OpenAIPolicy, OpenAISettings
+from rollbook.policies.registry import build_policy
+from rollbook.rollouts.types import FailureKind, Request, RolloutFailure
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
@@ -27,7 +27,7 @@ def test_parameters_of_another_shape_are_an_invalid_request(asked: dict[str, Any
         async with serving(server) as url:
             policy = build_policy({"kind": "openai", "base_url": url, "model": "m", "api": api})
             try:
-                await policy.act(Request([{"role": "user", "content": "2 + 2?"}], **asked))
+                await policy.act(Request(({"role": "user", "content": "2 + 2?"},), **asked))
             finally:
                 await policy.close()
 

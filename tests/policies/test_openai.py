@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from fake_servers import Told, chat_answer, serving, serving_bytes
 from rollbook.errors import UsageError
-from rollbook.policies.base import Completion, FailureKind, Request, RolloutFailure
 from rollbook.policies.openai import OpenAIPolicy, OpenAISettings
+from rollbook.rollouts.types import Completion, FailureKind, Request, RolloutFailure
 
 QUESTION = [{"role": "user", "content": "2 + 2?"}]
 TOOL = {"type": "function", "name": "calc", "parameters": {"type": "object"}, "strict": True}
@@ -390,7 +390,7 @@ def test_a_base_url_that_is_none_is_refused_at_once(url: str) -> None:
 def test_a_request_that_is_not_json_is_invalid() -> None:
     for content in ("\ud800", {1, 2}):
         with pytest.raises(RolloutFailure) as caught:
-            ask(Told(chat_answer("4")), Request([{"role": "user", "content": content}]))
+            ask(Told(chat_answer("4")), Request(({"role": "user", "content": content},)))
         assert caught.value.kind is FailureKind.INVALID_REQUEST
 
 
@@ -408,7 +408,7 @@ def test_one_policy_serves_many_at_once() -> None:
     async def run() -> list[str]:
         async with serving(echo) as url:
             policy = OpenAIPolicy(OpenAISettings(base_url=url + "/", model="m"))
-            requests = [Request([{"role": "user", "content": str(n)}]) for n in range(300)]
+            requests = [Request(({"role": "user", "content": str(n)},)) for n in range(300)]
             completions = await asyncio.gather(*map(policy.act, requests))
             await policy.close()
             await policy.close()

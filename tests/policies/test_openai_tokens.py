@@ -9,8 +9,8 @@ import pytest
 
 from fake_servers import Told, chat_answer, serving
 from rollbook.errors import UsageError
-from rollbook.policies.base import Completion, FailureKind, Request, RolloutFailure
 from rollbook.policies.openai import OpenAIPolicy, OpenAISettings
+from rollbook.rollouts.types import Completion, FailureKind, Request, RolloutFailure
 
 
 def ask(server: Told, **options: Any) -> Completion:
@@ -19,7 +19,7 @@ def ask(server: Told, **options: Any) -> Completion:
             settings = OpenAISettings(base_url=url, model="m", **{"api": "responses", **options})
             policy = OpenAIPolicy(settings)
             try:
-                return await policy.act(Request([{"role": "user", "content": "2 + 2?"}]))
+                return await policy.act(Request(({"role": "user", "content": "2 + 2?"},)))
             finally:
                 await policy.close()
 

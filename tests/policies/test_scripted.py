@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from rollbook.errors import UsageError
-from rollbook.policies.base import Completion, FailureKind, Request, RolloutFailure
 from rollbook.policies.scripted import ScriptedPolicy
+from rollbook.rollouts.types import Completion, FailureKind, Request, RolloutFailure
 
-ASKED = Request([{"role": "user", "content": "two words"}])
+ASKED = Request(({"role": "user", "content": "two words"},))
 
 
 def act(script: Any, request: Request = ASKED) -> Completion:
@@ -19,14 +19,15 @@ def act(script: Any, request: Request = ASKED) -> Completion:
 
 
 def test_a_list_is_followed_turn_by_turn_and_its_last_reply_repeats() -> None:
-    said = [{"role": "user", "content": "go"}]
+    # A prompt, too, may hold messages of an assistant.
+    examples = ({"role": "assistant", "content": "yes"}, {"role": "user", "content": "go"})
     replies = []
-    for _ in range(3):
-        completion = act(["one", {"content": "two", "reasoning_content": "hm"}], Request(said))
+    for turn in range(3):
+        request = Request(examples, turn=turn)
+        completion = act(["one", {"content": "two", "reasoning_content": "hm"}], request)
         replies.append(completion.message["content"])
-        said = [*said, completion.message]
     assert replies == ["one", "two", "two"]
-    assert said[-1] == {"role": "assistant", "content": "two", "reasoning_content": "hm"}
+    assert completion.message == {"role": "assistant", "content": "two", "reasoning_content": "hm"}
 
 
 def test_a_function_may_be_sync_or_async_and_return_text_messages_or_completions() -> None:

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 
 from rollbook.collect.rows import Item, Outcome
 from rollbook.errors import RollbookError
-from rollbook.policies.base import FailureKind
+from rollbook.rollouts.types import FailureKind
 
 _MOST_DEATHS = 5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0

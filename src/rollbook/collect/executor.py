@@ -15,14 +15,15 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rollbook.collect.limits import NotSent, ThrottledPolicy
-from rollbook.collect.rows import Item, Outcome, believable, make_task, output_line, response_so_far
+from rollbook.collect.limits import ThrottledPolicy
+from rollbook.collect.rows import Item, Outcome, make_task, output_line, response_so_far
 from rollbook.collect.settings import CollectSettings
-from rollbook.envs.agent import Agent, Episode
 from rollbook.envs.agents import build_agent
-from rollbook.envs.base import Task, what_and_where
-from rollbook.policies.base import FailureKind, RolloutFailure, is_for_the_task
 from rollbook.records.redact import redact_text
+from rollbook.records.turns import Usage
+from rollbook.rollouts.failures import NotSent, error_with_place, is_cancellation
+from rollbook.rollouts.types import Agent, Episode, FailureKind, RolloutFailure, Task
+from rollbook.rollouts.usage import clamp_tokens, known_usage
 
 # What a row whose messages are of another shape than the API's can raise.
 _OTHER_SHAPE = (TypeError, ValueError, AttributeError, msgspec.MsgspecError)
@@ -62,13 +63,12 @@ class LocalExecutor:
         try:
             task = self._task(item)
             episode = await self._agent.run(task)
-            outcome.reward = float(episode.reward)
-            if not math.isfinite(outcome.reward):
+            if episode.reward is None or not math.isfinite(episode.reward):
                 raise ValueError(f"the reward is {episode.reward!r}, which is not a finite number")
+            outcome.reward = float(episode.reward)
             outcome.line = output_line(item, task, episode)
-            outcome.input_tokens = believable(episode.usage.input_tokens)
-            outcome.output_tokens = believable(episode.usage.output_tokens)
-            outcome.without_usage = not _is_counted(episode)
+            outcome.without_usage = (usage := episode.usage) is None
+            _count(outcome, usage or Usage())
             outcome.stop_reason = _text(episode.stop_reason)
         except RolloutFailure as failure:
             outcome.failure, outcome.message = failure.kind, _said(failure)
@@ -80,10 +80,10 @@ class LocalExecutor:
             outcome.not_sent = True
         except BaseException as error:  # a bug in someone's code is that row's failure, not the run's
             # While rollouts run, Ctrl-C is heard by the loop: a KeyboardInterrupt here is somebody's own.
-            if isinstance(error, asyncio.CancelledError) and is_for_the_task(error):
+            if isinstance(error, asyncio.CancelledError) and is_cancellation(error):
                 raise
             outcome = Outcome(item.row, item.repeat, failure=FailureKind.ENVIRONMENT)
-            outcome.message = _said(what_and_where(error))
+            outcome.message = _said(error_with_place(error))
             if episode is not None:
                 _keep_replies(outcome, task, episode)
         outcome.seconds = time.monotonic() - started
@@ -110,16 +110,12 @@ def _keep_replies(outcome: Outcome, task: Task, episode: Episode) -> None:
     """Of a rollout that failed after them: they are paid for."""
     outcome.response = response_so_far(task, episode)
     if outcome.reply is None:  # or they are not lost yet
-        outcome.input_tokens = believable(episode.usage.input_tokens)
-        outcome.output_tokens = believable(episode.usage.output_tokens)
+        _count(outcome, episode.counted or known_usage(episode.turns))
 
 
-def _is_counted(episode: Episode) -> bool:
-    """Whether the usage of the episode is that of every turn."""
-    for completion in episode.completions:
-        if not completion.usage.is_known:
-            return False
-    return episode.usage.is_known
+def _count(outcome: Outcome, usage: Usage) -> None:
+    outcome.input_tokens = clamp_tokens(usage.input_tokens)
+    outcome.output_tokens = clamp_tokens(usage.output_tokens)
 
 
 def _text(value: object) -> str:

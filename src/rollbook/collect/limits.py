@@ -18,7 +18,8 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from rollbook.policies.base import Completion, FailureKind, Message, Policy, Request
+from rollbook.rollouts.failures import NotSent
+from rollbook.rollouts.types import Completion, FailureKind, Message, Policy, Request
 
 _PUSH_BACK = frozenset({FailureKind.RATE_LIMIT, FailureKind.SERVER_ERROR, FailureKind.TIMEOUT})
 _BURST_SECONDS = 1.0
@@ -68,10 +69,6 @@ class Bucket:
         self._at = now
         self._level -= amount
         return 0.0 if self._level >= 0 else -self._level / self._rate
-
-
-class NotSent(Exception):
-    """A rollout whose first request was still waiting for its turn when the collection began to drain."""
 
 
 class ThrottledPolicy:
@@ -136,7 +133,7 @@ class ThrottledPolicy:
         completion = await self._policy.act(request)
         if self._tokens is not None:
             usage = completion.usage
-            used = usage.input_tokens + usage.output_tokens if usage.is_known else _used(request, completion)
+            used = usage.input_tokens + usage.output_tokens if usage else _used(request, completion)
             self._tokens.take(used - guess)
             self._answers += 1
             self._usual_tokens += (used - self._usual_tokens) * max(0.1, 1 / self._answers)

@@ -73,11 +73,24 @@ def drift(old: Manifest, new: Manifest, *, same_input: bool) -> list[ConfigChang
     """The keys in which two manifests mean different things; rows added to the input change none."""
     sides = []
     for manifest in (old, new):
-        content: dict[str, Any] = {"meaning": manifest.meaning}
+        content: dict[str, Any] = {"meaning": _with_version(manifest.meaning, new.meaning)}
         if not same_input:
             content["input_sha256"] = manifest.input_sha256
         sides.append(redact_tree(content))
     return diff_configs(*sides)
+
+
+def _with_version(meaning: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """The meaning with the version of a built-in environment where digests of its source stood before.
+
+    Those digests are of version 1: they changed with every comment.
+    """
+    agent, env_now = meaning.get("agent") or {}, (now.get("agent") or {}).get("env") or {}
+    env = dict(agent.get("env") or {})
+    if "version" not in env_now or "source_sha256" in env_now or "source_sha256" not in env:
+        return meaning
+    del env["source_sha256"]
+    return {**meaning, "agent": {**agent, "env": {**env, "version": 1}}}
 
 
 def go_on_from(old: Manifest, new: Manifest, output_bytes: int) -> None:

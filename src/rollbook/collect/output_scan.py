@@ -17,12 +17,12 @@ from typing import Any, NoReturn
 import msgspec
 import orjson
 
-from rollbook.collect.rows import believable
 from rollbook.errors import BadLineError
 from rollbook.forked import SharedWork, is_alone
 from rollbook.records.jsonl import Line, check_line, read_blocks, read_lines
 from rollbook.records.row_blocks import decode_block, line_blocks, line_parts
 from rollbook.records.row_keys import KEY
+from rollbook.rollouts.usage import clamp_tokens
 
 _PART_BYTES = 32 << 20
 _LONGEST_REPEAT = 9  # digits; more do not fit the journal
@@ -74,7 +74,9 @@ class Scanned:
 
 def _believable(tokens: list[int]) -> list[int]:
     ends = [min(tokens, default=0), max(tokens, default=0)]
-    return tokens if ends == [believable(end) for end in ends] else [believable(count) for count in tokens]
+    return (
+        tokens if ends == [clamp_tokens(end) for end in ends] else [clamp_tokens(count) for count in tokens]
+    )
 
 
 def scan(output: Path, start: int) -> Scanned:

@@ -31,7 +31,7 @@ from rollbook.collect.own_tasks import count_tasks, refuse_other_tasks, write_ta
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.plan import Plan
 from rollbook.collect.settings import CollectSettings
-from rollbook.envs.agents import describe_agent, import_policy, make_tasks
+from rollbook.envs.agents import describe_agent, make_tasks
 from rollbook.errors import UsageError
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.locks import FileLock
@@ -83,7 +83,6 @@ def prepare(
     lock = _lock(settings, files, opened)
     old = _last_manifest(settings, files)
     executor = local_executor(settings) if settings.input_jsonl_fpath is None else None  # before its tasks
-    import_policy(settings.agent.policy or {})  # this and the next line while copies check the input
     manifest = _manifest(settings, files)
     if check is None:
         _refuse_changes(settings, files, manifest, old, same_input=True)

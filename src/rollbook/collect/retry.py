@@ -12,7 +12,7 @@ import random
 
 import msgspec
 
-from rollbook.policies.base import FailureKind
+from rollbook.rollouts.types import FailureKind
 
 _MOST_DOUBLINGS = 64  # more than any wait has room for
 

@@ -15,13 +15,11 @@ from typing import Any
 import msgspec
 import orjson
 
-from rollbook.envs.agent import Episode
-from rollbook.envs.base import Task
-from rollbook.policies.base import MOST_TOKENS, Completion, FailureKind, Usage
 from rollbook.policies.conversion import from_chat, responses_tools, to_chat
 from rollbook.records.plain import encode, to_plain
-from rollbook.records.rollouts import Step
 from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, STEPS, TASK_INDEX, key_of
+from rollbook.records.turns import Turn, Usage
+from rollbook.rollouts.types import Completion, Episode, FailureKind, Task
 
 _NAMES = ("task_id", "id")  # by which a task is known
 _OWN_FIELDS = frozenset(
@@ -29,11 +27,6 @@ _OWN_FIELDS = frozenset(
 )
 # As quick as orjson, which makes floats of whole numbers past 64 bits.
 _decode = msgspec.json.Decoder().decode
-
-
-def believable(tokens: int) -> int:
-    """What is counted of the tokens a server claims: some have claimed less than none, or more than exist."""
-    return tokens if 0 <= tokens <= MOST_TOKENS else MOST_TOKENS if tokens > 0 else 0
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -95,8 +88,9 @@ def output_line(item: Item, task: Task, episode: Episode) -> bytes:
         "responses_create_params": _params_seen(task, episode),
         "response": episode.response or _response(task, episode),
     }
-    if len(episode.completions) > 1:  # of an episode played elsewhere only the whole is known
-        line[STEPS] = [_step(step) for step in episode.steps]
+    if len(episode.turns) > 1 and episode.turns[0].finish_reason is not None:
+        # Of an episode played elsewhere only the whole is known.
+        line[STEPS] = [_step(number, turn, episode) for number, turn in enumerate(episode.turns)]
     for name, value in _results(episode):
         is_free = name not in line and name not in row
         line[name if is_free else _free_name(name, line, row)] = value
@@ -111,13 +105,12 @@ def output_line(item: Item, task: Task, episode: Episode) -> bytes:
 
 def response_so_far(task: Task, episode: Episode) -> bytes:
     """The `response` of a rollout that failed, as JSON; nothing where nobody replied."""
-    replies = [completion.message for completion in episode.completions]
+    replies = [msgspec.structs.replace(turn, messages=turn.messages[:1]) for turn in episode.turns]
     # What an environment says may be of no shape that a response has: then the replies alone are kept.
-    for messages in (episode.messages, replies):
-        if episode.response or messages:
+    for turns in (episode.turns, replies):
+        if episode.response or turns:
             with suppress(Exception):
-                told = msgspec.structs.replace(episode, messages=messages)
-                response = episode.response or _response(task, told)
+                response = episode.response or _response(task, msgspec.structs.replace(episode, turns=turns))
                 return encode(_with_exact_numbers(to_plain(response), response))
     return b""
 
@@ -125,8 +118,14 @@ def response_so_far(task: Task, episode: Episode) -> bytes:
 def response_of_reply(item: Item, reply: Completion) -> bytes:
     """The same of a reply that waited to be judged, when the attempt at that told nothing."""
     task = Task(item.task_id, row={}, messages=[], repeat=item.repeat)
-    episode = Episode(0.0, [reply.message], [], usage=reply.usage, model=reply.model, completions=[reply])
-    episode.stop_reason = reply.finish_reason
+    turn = Turn(messages=[reply.message], usage=reply.usage, finish_reason=reply.finish_reason)
+    turn.prompt_token_ids, turn.token_ids, turn.logprobs = (
+        reply.prompt_token_ids,
+        reply.token_ids,
+        reply.logprobs,
+    )
+    episode = Episode([], turns=[turn], stop_reason=reply.finish_reason, model=reply.model)
+    episode.response_id = reply.id
     return response_so_far(task, episode)
 
 
@@ -162,26 +161,26 @@ def _results(episode: Episode) -> list[tuple[str, Any]]:
     """What the episode says beside its reward; a metric of several turns is its last value."""
     metrics: dict[str, Any] = {}
     logs: dict[str, Any] = {}
-    for step in episode.steps:
-        metrics.update(step.metrics)
-        if step.logs:
-            logs[str(step.step_idx)] = step.logs
+    for number, turn in enumerate(episode.turns):
+        metrics.update(turn.metrics)
+        if turn.logs:
+            logs[str(number)] = turn.logs
     metrics.update(episode.metrics)
     if episode.fields:
         metrics |= {name: value for name, value in episode.fields.items() if name not in _OWN_FIELDS}
-    results = [("stop_reason", episode.stop_reason), ("num_turns", len(episode.steps) or 1), *metrics.items()]
+    results = [("stop_reason", episode.stop_reason), ("num_turns", len(episode.turns) or 1), *metrics.items()]
     return [*results, ("logs", logs)] if logs else results
 
 
-def _step(step: Step) -> dict[str, Any]:
-    """As in the record of a run; its logs stand beside the row's."""
+def _step(number: int, turn: Turn, episode: Episode) -> dict[str, Any]:
+    """A turn as in the record of a run; its logs stand beside the row's."""
     return {
-        "step_idx": step.step_idx,
-        "ob_len": step.ob_len,
-        "ac_len": step.ac_len,
-        "reward": step.reward,
-        "episode_done": step.episode_done,
-        "metrics": step.metrics,
+        "step_idx": number,
+        "ob_len": turn.usage.input_tokens if turn.usage else None,
+        "ac_len": turn.usage.output_tokens if turn.usage else None,
+        "reward": turn.reward,
+        "episode_done": turn is episode.turns[-1],
+        "metrics": turn.metrics,
     }
 
 
@@ -194,9 +193,8 @@ def _free_name(name: str, line: Mapping[str, Any], row: Mapping[str, Any]) -> st
 
 def _response(task: Task, episode: Episode) -> dict[str, Any]:
     truncated = episode.stop_reason in ("length", "max_turns", "content_filter")
-    last = episode.completions[-1] if episode.completions else None
     return {
-        "id": (last.id if last else None) or f"resp_{task.id}_{task.repeat}",
+        "id": episode.response_id or f"resp_{task.id}_{task.repeat}",
         "object": "response",
         "created_at": time.time(),
         "model": episode.model,
@@ -207,11 +205,13 @@ def _response(task: Task, episode: Episode) -> dict[str, Any]:
         "tools": episode.tools,
         "tool_choice": task.params.get("tool_choice") or "auto",
         "parallel_tool_calls": task.params.get("parallel_tool_calls", True),
-        "usage": _usage(episode.usage) if episode.usage.is_known else None,
+        "usage": _usage(episode.usage),
     }
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: Usage | None) -> dict[str, Any] | None:
+    if usage is None:
+        return None
     return {
         "input_tokens": usage.input_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},
@@ -223,25 +223,20 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 def _output_items(episode: Episode) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
-    completions = iter(episode.completions)
-    completion = next(completions, None)
-    for message in episode.messages:
-        items += from_chat((message,))
-        # By itself and not by its role: an environment may put words into the assistant's mouth.
-        if completion is not None and message is completion.message:
-            _add_tokens(items[-1], completion)
-            completion = next(completions, None)
+    tokens: list[int] = []  # so far
+    for turn in episode.turns:
+        items += from_chat(turn.messages[:1])
+        # Where trainers of this ecosystem look for what was sampled: on the last item of a reply.
+        if turn.prompt_token_ids is not None:
+            tokens = (tokens if turn.new_row is None else []) + turn.prompt_token_ids
+            items[-1]["prompt_token_ids"] = tokens
+        if turn.token_ids is not None:
+            items[-1]["generation_token_ids"] = turn.token_ids
+            tokens = tokens + turn.token_ids
+        if turn.logprobs is not None:
+            items[-1]["generation_log_probs"] = turn.logprobs
+        items += from_chat(turn.messages[1:])
     return items
-
-
-def _add_tokens(item: dict[str, Any], completion: Completion) -> None:
-    """Where trainers of this ecosystem look for what was sampled: on the last item of a reply."""
-    if completion.prompt_token_ids is not None:
-        item["prompt_token_ids"] = completion.prompt_token_ids
-    if completion.token_ids is not None:
-        item["generation_token_ids"] = completion.token_ids
-    if completion.logprobs is not None:
-        item["generation_log_probs"] = completion.logprobs
 
 
 def _incomplete(stop_reason: str) -> str:

@@ -20,8 +20,8 @@ from rollbook.collect.executor import Executor, cancelled_by_itself
 from rollbook.collect.limits import Concurrency
 from rollbook.collect.retry import Attempts, RetrySettings
 from rollbook.collect.rows import Item, Outcome
-from rollbook.policies.base import FailureKind
 from rollbook.records.plain import utc_now
+from rollbook.rollouts.types import FailureKind
 
 _CLEAN_UP_S = 3.0
 

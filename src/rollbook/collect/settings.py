@@ -218,7 +218,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         for part, key in (("env", "name"), ("policy", "script")):
             below = agent.get(part) if isinstance(agent, Mapping) else None
             if isinstance(below, dict) and _is_file_elsewhere(below.get(key)):
-                from rollbook.envs.registry import named_beside
+                from rollbook.rollouts.user_code import named_beside
 
                 below[key] = named_beside(below[key], directory)
     return values

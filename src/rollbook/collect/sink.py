@@ -21,11 +21,13 @@ from rollbook.collect.journal import WITHOUT_USAGE, Entry, Journal
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.progress import Tally
 from rollbook.collect.retry import Attempts
-from rollbook.collect.rows import Item, Outcome, believable, response_of_reply
+from rollbook.collect.rows import Item, Outcome, response_of_reply
 from rollbook.errors import BadLineError
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.plain import encode, utc_now
 from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX, key_of
+from rollbook.records.turns import Usage
+from rollbook.rollouts.usage import clamp_tokens
 
 if TYPE_CHECKING:
     from rollbook.collect.journal import Entries
@@ -73,8 +75,9 @@ class ResultSink:
     def failed(self, item: Item, outcome: Outcome, attempts: Attempts) -> None:
         is_counted = outcome.reply is None and outcome.response != b""  # with the rest of its episode
         if (reply := outcome.reply or item.reply) and not is_counted:  # nobody will judge it any more
-            outcome.input_tokens += believable(reply.usage.input_tokens)
-            outcome.output_tokens += believable(reply.usage.output_tokens)
+            usage = reply.usage or Usage()
+            outcome.input_tokens += clamp_tokens(usage.input_tokens)
+            outcome.output_tokens += clamp_tokens(usage.output_tokens)
             outcome.response = outcome.response or response_of_reply(item, reply)
         self._count_failure(outcome)
         self.tally.given_up += 1

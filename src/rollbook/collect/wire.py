@@ -8,7 +8,7 @@ import struct
 import msgspec
 
 from rollbook.collect.rows import Item, Outcome
-from rollbook.policies.base import FailureKind
+from rollbook.rollouts.types import FailureKind
 
 _LENGTH = struct.Struct("<I")
 # A number past 64 bits, half a character, an object of somebody's own.

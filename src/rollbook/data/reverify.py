@@ -23,14 +23,12 @@ from rollbook.data.rollouts import reward_of, stored_reply
 from rollbook.data.rows import Advance, Row, read_rows
 from rollbook.data.scratch import scratch_beside
 from rollbook.data.task_fields import TaskFields
-from rollbook.envs.agent import EnvironmentAgent, Episode
-from rollbook.envs.agents import GYM, VERIFIERS
-from rollbook.envs.base import EnvironmentFactory, SharingFactory, Task
-from rollbook.envs.registry import environment_class, environment_factory
+from rollbook.envs.agents import EnvironmentAgent
+from rollbook.envs.source import EnvironmentSource
 from rollbook.errors import RollbookError, UsageError
-from rollbook.policies.base import Completion, FailureKind, Message, Request, RolloutFailure
 from rollbook.policies.conversion import text_of, to_chat
 from rollbook.records.row_keys import KEY, STEPS, repeat_of, task_of
+from rollbook.rollouts.types import Completion, Episode, FailureKind, Message, Request, RolloutFailure, Task
 
 OLD_REWARD, OLD_METRICS, _ERROR = "reward_before", "metrics_before", "reverify_error"
 _LOGS = "logs"
@@ -50,12 +48,12 @@ def reverify(
     advance: Advance = lambda _: None,
 ) -> DataManifest:
     """`env` is the environment of a config: its name and settings."""
-    make_environment = _graders(env, force)
+    source = _grader(env, force)
     with DataJob(
         "reverify", inputs, output, arguments={"env": dict(env)}, overwrite=overwrite, advance=advance
     ) as job:
         changes = _Changes(pass_reward, metrics=_differing_fields(job.paths, output) | {_LOGS})
-        asyncio.run(_grade_and_close(job, make_environment, changes))
+        asyncio.run(_grade_and_close(job, source, changes))
         job.manifest.details = changes.report()
         if changes.failed and changes.failed == job.rows_in:
             raise RollbookError(
@@ -72,33 +70,27 @@ def _differing_fields(paths: Sequence[Path], output: Path) -> frozenset[str]:
         return fields.differing()
 
 
-def _graders(env: Mapping[str, Any], force: bool) -> EnvironmentFactory:
-    name = str(env.get("name") or "")
-    if not name or name == GYM or name.startswith(VERIFIERS):
+def _grader(env: Mapping[str, Any], force: bool) -> EnvironmentSource:
+    source = EnvironmentSource(env)
+    if not source.kind.stateless and not force:
         raise UsageError(
-            f"env {name or '?'} cannot grade a stored response; name one of ours, module:Class "
-            "or path.py:Class"
-        )
-    if not environment_class(name).stateless and not force:
-        raise UsageError(
-            f"env {name} does not say that it is stateless, so grading again may mean something else; "
+            f"env {source.name} does not say that it is stateless, so grading again may mean something else; "
             "set stateless = True on the class, or add --force"
         )
-    return environment_factory(name, {key: value for key, value in env.items() if key != "name"})
+    return source.open()
 
 
-async def _grade_and_close(job: DataJob, make_environment: EnvironmentFactory, changes: _Changes) -> None:
+async def _grade_and_close(job: DataJob, source: EnvironmentSource, changes: _Changes) -> None:
     try:
-        await _grade_all(job, make_environment, changes)
+        await _grade_all(job, source, changes)
     finally:
-        if isinstance(make_environment, SharingFactory):  # a judge's connections
-            await make_environment.close()
+        await source.close()  # a judge's connections
 
 
-async def _grade_all(job: DataJob, make_environment: EnvironmentFactory, changes: _Changes) -> None:
+async def _grade_all(job: DataJob, source: EnvironmentSource, changes: _Changes) -> None:
     rows = job.rows()
     while batch := list(islice(rows, _TOGETHER)):
-        graded = await asyncio.gather(*(_grade(row, make_environment) for row in batch))
+        graded = await asyncio.gather(*(_grade(row, source) for row in batch))
         for value, outcome in graded:
             if isinstance(outcome, RolloutFailure):
                 # Nothing is dropped and nothing made up: the row keeps its reward and says why.
@@ -110,9 +102,7 @@ async def _grade_all(job: DataJob, make_environment: EnvironmentFactory, changes
             job.write(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
-async def _grade(
-    row: Row, make_environment: EnvironmentFactory
-) -> tuple[dict[str, Any], Episode | RolloutFailure]:
+async def _grade(row: Row, source: EnvironmentSource) -> tuple[dict[str, Any], Episode | RolloutFailure]:
     value = row.value()
     value.pop(_ERROR, None)
     replies = _stored_replies(value)
@@ -129,7 +119,7 @@ async def _grade(
         )
     except (KeyError, TypeError, AttributeError):
         raise row.refuse("has no responses_create_params.input, so there is nothing to grade") from None
-    agent = EnvironmentAgent(make_environment, _Replay(replies), max_turns=len(replies))
+    agent = EnvironmentAgent(source, _Replay(replies), max_turns=len(replies))
     try:
         return value, await agent.run(task)
     except RolloutFailure as failure:
@@ -153,8 +143,8 @@ def _take_over(value: dict[str, Any], episode: Episode, job: DataJob, changes: _
 def _graded_again(steps: list[dict[str, Any]], episode: Episode) -> list[dict[str, Any]]:
     """The turns up to which it was played again, with what they earn now."""
     return [
-        {**old, "reward": new.reward, "episode_done": new.episode_done, "metrics": new.metrics}
-        for old, new in zip(steps, episode.steps, strict=False)
+        {**old, "reward": new.reward, "episode_done": new is episode.turns[-1], "metrics": new.metrics}
+        for old, new in zip(steps, episode.turns, strict=False)
         if isinstance(old, dict)
     ]
 
@@ -162,9 +152,9 @@ def _graded_again(steps: list[dict[str, Any]], episode: Episode) -> list[dict[st
 def _replace_metrics(value: dict[str, Any], episode: Episode, old_names: frozenset[str]) -> None:
     """Nothing that the old grading measured may stand beside the new reward as if it belonged to it."""
     new: dict[str, Any] = {}
-    for step in episode.steps:
-        new |= {name: number for name, number in step.metrics.items() if name not in _NO_METRICS}
-    if logs := {str(step.step_idx): step.logs for step in episode.steps if step.logs}:
+    for turn in episode.turns:
+        new |= {name: number for name, number in turn.metrics.items() if name not in _NO_METRICS}
+    if logs := {str(number): turn.logs for number, turn in enumerate(episode.turns) if turn.logs}:
         new[_LOGS] = logs
     value.pop(OLD_METRICS, None)
     if before := {name: value.pop(name) for name in sorted((old_names | new.keys()) & value.keys())}:
@@ -207,8 +197,8 @@ class _Changes:
         self.failed += 1
         self.first_failures.setdefault(failure.kind, str(failure))
 
-    def add(self, key: Any, old: float | None, new: float) -> None:
-        if old is None:
+    def add(self, key: Any, old: float | None, new: float | None) -> None:
+        if old is None or new is None:
             self._new += 1
             return
         self._compared += 1

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rollbook.data.numbers import as_number
-from rollbook.policies.base import Message
 from rollbook.policies.chat_template import with_objects
 from rollbook.policies.conversion import chat_tools, one_reply, to_chat
+from rollbook.rollouts.types import Message
 
 Value = dict[str, Any]
 _COUNTS = range(2**63)  # of tokens: what every reader takes for a whole number

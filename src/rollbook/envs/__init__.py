@@ -1,5 +1,6 @@
 """Where a model acts: environments, and the graders that make one out of three lines."""
 
-from rollbook.envs.base import Environment, Feedback, Start, Task, single_turn
+from rollbook.envs.base import Environment, single_turn
+from rollbook.rollouts.types import Feedback, Opening, Task
 
-__all__ = ["Environment", "Feedback", "Start", "Task", "single_turn"]
+__all__ = ["Environment", "Feedback", "Opening", "Task", "single_turn"]

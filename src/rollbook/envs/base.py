@@ -15,45 +15,11 @@ are a function:
 from __future__ import annotations
 
 import functools
-import logging
-import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
-import msgspec
-
-from rollbook.policies.base import Completion, Message, is_for_the_task
 from rollbook.policies.conversion import text_of
-
-_log = logging.getLogger("rollbook")
-
-
-class Task(msgspec.Struct):
-    """What an episode starts from: one row of the input, in chat form."""
-
-    id: str
-    row: dict[str, Any]  # the whole input row, with whatever the grader needs
-    messages: list[Message]
-    tools: list[dict[str, Any]] = []
-    params: dict[str, Any] = {}  # sampling parameters, under their Responses names
-    repeat: int = 0
-    reply: Completion | None = None  # that an earlier attempt had, and could not have judged
-
-
-class Start(msgspec.Struct):
-    messages: list[Message]
-    tools: list[dict[str, Any]] = []
-
-
-class Feedback(msgspec.Struct):
-    """What an environment makes of a reply. `messages` are shown to the policy unless `done`."""
-
-    reward: float = 0.0
-    done: bool = True
-    messages: list[Message] = []
-    metrics: dict[str, Any] = {}
-    logs: dict[str, Any] = {}
-    stop_reason: str | None = None  # why it is done, when it is not simply that the policy stopped
+from rollbook.rollouts.types import Feedback, Message, Opening, Task
 
 
 class Environment:
@@ -63,9 +29,11 @@ class Environment:
     stateless: ClassVar[bool] = False
     # Further modules whose code decides the reward; their digest stands in a collection's manifest.
     sources: ClassVar[tuple[str, ...]] = ()
+    # Of a built-in environment, in place of digests: raised when the same answer earns another reward.
+    version: ClassVar[int | None] = None
 
-    def start(self, task: Task) -> Start | Awaitable[Start]:
-        return Start(messages=task.messages, tools=task.tools)
+    def start(self, task: Task) -> Opening | Awaitable[Opening]:
+        return Opening(messages=task.messages, tools=task.tools)
 
     def step(self, message: Message) -> Feedback | Awaitable[Feedback]:
         raise NotImplementedError(f"{type(self).__name__} has no step(message)")
@@ -89,44 +57,6 @@ class Environment:
         raise NotImplementedError(f"{cls.__name__} makes no tasks of its own; give it an input file")
 
 
-EnvironmentFactory = Callable[[], Environment]
-
-
-class SharingFactory:
-    """Makes the environment of an episode, and closes what the episodes shared."""
-
-    def __init__(self, kind: type[Environment], settings: Mapping[str, Any]) -> None:
-        self._kind = kind
-        self._shared = kind.shared(**settings)
-        self._arguments = {**settings, **self._shared}
-
-    def __call__(self) -> Environment:
-        return self._kind(**self._arguments)
-
-    async def close(self) -> None:
-        for name, resource in self._shared.items():
-            try:
-                close = getattr(resource, "close", None)
-                closing = close() if close is not None else None
-                if isinstance(closing, Awaitable):
-                    await closing
-            except BaseException as error:  # the episodes are over, and the others want closing too
-                if is_for_the_task(error):
-                    raise
-                _log.warning("%s: closing %r: %s", self._kind.__name__, name, what_and_where(error))
-
-
-def what_and_where(error: BaseException) -> str:
-    """What somebody's code raised, and the line of it: a KeyError alone says too little to look for it."""
-    try:
-        text = str(error)
-    except Exception as another:  # even its words are somebody's code
-        text = f"its text failed with {type(another).__name__}"
-    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{said} ({frames[-1].filename}:{frames[-1].lineno})" if frames else said
-
-
 Grade = float | bool | Mapping[str, Any] | Feedback
 Grader = Callable[..., Grade | Awaitable[Grade]]
 
@@ -141,9 +71,9 @@ class SingleTurn(Environment):
         self._settings = settings
         self._task: Task | None = None
 
-    def start(self, task: Task) -> Start:
+    def start(self, task: Task) -> Opening:
         self._task = task
-        return Start(messages=task.messages, tools=task.tools)
+        return Opening(messages=task.messages, tools=task.tools)
 
     def step(self, message: Message) -> Feedback | Awaitable[Feedback]:
         grade = type(self).grader(self._task, text_of(message), **self._settings)

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from rollbook.envs.answers import as_number, last_number, look_up, same_number
-from rollbook.envs.arithmetic import at_least_one
-from rollbook.envs.base import Environment, Feedback, Start, Task
+from rollbook.envs.arithmetic import PROBLEM, at_least_one, largest_value, prompt_with_problem
+from rollbook.envs.base import Environment
 from rollbook.envs.expressions import ExpressionError, evaluate
 from rollbook.errors import UsageError
-from rollbook.policies.base import Message
 from rollbook.policies.conversion import text_of
+from rollbook.rollouts.types import Feedback, Message, Opening, Task
 
 _MOST_OPERATIONS = 20  # an expression of more than that would be too long for the tool
 _LARGEST_VALUE = 10**6
@@ -36,15 +36,27 @@ TOOL: dict[str, Any] = {
 
 
 class Calculator(Environment):
-    """`operations` (how many there are in a problem) and `max_value` say what tasks it makes."""
+    """The settings say what tasks it makes: `operations` is how many there are in a problem.
+
+    `prompt` is the question, with the problem in place of {problem}; `digits` sets `max_value`. One
+    operation of one digit is enough for a tiny model to learn the tool by.
+    """
 
     stateless = True  # the same calls get the same answers
-    sources = ("rollbook.envs.answers", "rollbook.envs.expressions")
+    version = 1
 
-    def __init__(self, max_turns: int = 8, operations: int = 3, max_value: int = 99) -> None:
+    def __init__(
+        self,
+        max_turns: int = 8,
+        operations: int = 3,
+        max_value: int = 99,
+        digits: int | None = None,
+        prompt: str = "Use the calculator to work out {problem}. Then answer with the number only.",
+    ) -> None:
         self._max_turns = at_least_one("env.max_turns", max_turns)
         self._operations = at_least_one("env.operations", operations)
-        self._max_value = at_least_one("env.max_value", max_value)
+        self._max_value = largest_value(max_value, digits)
+        self._prompt = prompt_with_problem(prompt)
         if operations > _MOST_OPERATIONS or max_value > _LARGEST_VALUE:
             raise UsageError(
                 f"env.operations may be at most {_MOST_OPERATIONS}, env.max_value at most {_LARGEST_VALUE}"
@@ -52,10 +64,10 @@ class Calculator(Environment):
         self._expected = ""
         self._turns = self._calls = self._errors = 0
 
-    def start(self, task: Task) -> Start:
+    def start(self, task: Task) -> Opening:
         self._expected = as_number(look_up(task.row, "expected_answer"), "expected_answer")
         tools = [tool for tool in task.tools if _tool_name(tool) != TOOL["name"]]
-        return Start(messages=task.messages, tools=[*tools, TOOL])
+        return Opening(messages=task.messages, tools=[*tools, TOOL])
 
     def step(self, message: Message) -> Feedback:
         self._turns += 1
@@ -95,7 +107,7 @@ class Calculator(Environment):
             expression = str(chance.randint(0, self._max_value))
             for _ in range(self._operations):
                 expression = f"({expression} {chance.choice('+-*')} {chance.randint(0, self._max_value)})"
-            question = f"Use the calculator to work out {expression[1:-1]}. Then answer with the number only."
+            question = self._prompt.replace(PROBLEM, expression[1:-1])
             yield {
                 "id": f"calculator-{seed}-{number:06d}",
                 "responses_create_params": {"input": [{"role": "user", "content": question}]},

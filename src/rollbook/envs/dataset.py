@@ -10,22 +10,17 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Any
 
-from rollbook.envs.base import Environment, Feedback, Start, Task
+from rollbook.envs.base import Environment
 from rollbook.envs.graders import Grader, make_grader
-from rollbook.policies.base import Message
 from rollbook.policies.conversion import text_of
+from rollbook.rollouts.types import Feedback, Message, Opening, Task
 
 
 class Dataset(Environment):
     """Settings are those of `graders.GraderSettings`."""
 
     stateless = True
-    sources = (
-        "rollbook.envs.answers",
-        "rollbook.envs.graders",
-        "rollbook.envs.judge",
-        "rollbook.envs.worker",
-    )
+    version = 1
 
     def __init__(self, grader: str | Grader = "exact", **settings: Any) -> None:
         self._owns_grader = isinstance(grader, str)
@@ -37,9 +32,9 @@ class Dataset(Environment):
     def shared(cls, **settings: Any) -> dict[str, Any]:
         return {"grader": make_grader(settings)}
 
-    def start(self, task: Task) -> Start:
+    def start(self, task: Task) -> Opening:
         self._task, self._expected = task, self._grader.expected(task.row)
-        return Start(messages=task.messages, tools=task.tools)
+        return Opening(messages=task.messages, tools=task.tools)
 
     def step(self, message: Message) -> Feedback | Awaitable[Feedback]:
         if self._task is None:

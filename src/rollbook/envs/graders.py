@@ -17,11 +17,10 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from rollbook.envs.answers import as_number, beginning, last_number, look_up, same_number
-from rollbook.envs.base import Feedback, Task
 from rollbook.envs.judge import Judge, JudgeSettings
 from rollbook.envs.workers import TooMuchWork, Workers, WorkFailed
 from rollbook.errors import UsageError
-from rollbook.policies.base import FailureKind, RolloutFailure
+from rollbook.rollouts.types import FailureKind, Feedback, RolloutFailure, Task
 from rollbook.runs.settings import typed
 
 Kind = Literal["exact", "contains", "number", "regex", "math", "judge"]

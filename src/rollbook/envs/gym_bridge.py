@@ -7,15 +7,19 @@ answer; those become failures here, never rewards.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from rollbook.envs.agent import Episode, steps_of
-from rollbook.envs.base import Task
-from rollbook.policies.base import FailureKind, RolloutFailure, Usage
+from rollbook.errors import UsageError
 from rollbook.policies.conversion import to_chat
 from rollbook.policies.http import Endpoint, check_timeouts, checked_url
+from rollbook.policies.registry import refuse_limits
+from rollbook.rollouts.episode import episode_played_elsewhere, time_limit
+from rollbook.rollouts.types import Episode, FailureKind, RolloutFailure, Task
+from rollbook.rollouts.usage import usage_from
+from rollbook.runs.settings import typed
 
 _FAILURE_CLASS = "_ng_failure_class"
 _NO_FIELD = frozenset(
@@ -30,18 +34,55 @@ _KINDS = {
 }
 
 
+class GymSettings(msgspec.Struct, kw_only=True):
+    name: Literal["gym"]
+    url: str
+    connect_timeout_s: float = 30.0
+    total_timeout_s: float | None = 3600.0
+
+
+def build(
+    env: Mapping[str, Any], policy: Any, *, max_turns: int, timeout_s: float | None, wrap_policy: Any
+) -> GymAgent:
+    refuse_limits("gym", wrap_policy)
+    if policy is not None:
+        raise UsageError("env 'gym' is an agent server with a policy of its own; leave out policy")
+    gym = typed(env, GymSettings, "env")
+    return GymAgent(
+        gym.url,
+        connect_timeout_s=gym.connect_timeout_s,
+        total_timeout_s=gym.total_timeout_s,
+        timeout_s=timeout_s,
+    )
+
+
+def tasks(env: Mapping[str, Any], count: int, seed: int) -> NoReturn:
+    raise UsageError("env 'gym' makes no tasks of its own; give input_jsonl_fpath=...")
+
+
+def describe(env: Mapping[str, Any], policy: Any, *, max_turns: int) -> dict[str, Any]:
+    return {"env": {"name": "gym"}}
+
+
 class GymAgent:
     def __init__(
-        self, url: str, *, connect_timeout_s: float = 30.0, total_timeout_s: float | None = 3600.0
+        self,
+        url: str,
+        *,
+        connect_timeout_s: float = 30.0,
+        total_timeout_s: float | None = 3600.0,
+        timeout_s: float | None = None,
     ) -> None:
         check_timeouts(connect_timeout_s, total_timeout_s, "env")
+        self._timeout_s = timeout_s
         base = checked_url(url, "env.url").removesuffix("/run")
         self._endpoint = Endpoint(
             f"{base}/run", connect_timeout_s=connect_timeout_s, total_timeout_s=total_timeout_s
         )
 
     async def run(self, task: Task) -> Episode:
-        data = await self._endpoint.post({**task.row, "_ng_rollout_index": task.repeat})
+        async with time_limit(self._timeout_s, lambda: "the episode of the agent server"):
+            data = await self._endpoint.post({**task.row, "_ng_rollout_index": task.repeat})
         try:
             answer = msgspec.json.decode(data)  # which, unlike orjson, keeps whole numbers past 64 bits
             if _FAILURE_CLASS in answer:
@@ -78,14 +119,13 @@ def _episode(answer: dict[str, Any], task: Task) -> Episode:
     rest = {
         key: value for key, value in answer.items() if key not in _NO_FIELD and not _is_of(task, key, value)
     }
-    return Episode(
-        reward=reward,
-        messages=messages,
-        prompt=task.messages,
-        steps=steps_of(messages, reward),
+    return episode_played_elsewhere(
+        task.messages,
+        messages,
+        reward,
         metrics={key: value for key, value in rest.items() if isinstance(value, int | float)},
         stop_reason=_stop_reason(response),
-        usage=_usage(response.get("usage") or {}),
+        counted=usage_from(response.get("usage")),
         model=response.get("model"),
         tools=response.get("tools") or [],
         response=response,
@@ -101,13 +141,3 @@ def _is_of(task: Task, key: str, value: Any) -> bool:
 def _stop_reason(response: dict[str, Any]) -> str:
     reason = (response.get("incomplete_details") or {}).get("reason")
     return "length" if reason == "max_output_tokens" else str(reason or "stop")
-
-
-def _usage(usage: dict[str, Any]) -> Usage:
-    seen, said = usage.get("input_tokens_details") or {}, usage.get("output_tokens_details") or {}
-    return Usage(
-        input_tokens=int(usage.get("input_tokens") or 0),
-        output_tokens=int(usage.get("output_tokens") or 0),
-        reasoning_tokens=int(said.get("reasoning_tokens") or 0),
-        cached_tokens=int(seen.get("cached_tokens") or 0),
-    )

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 import msgspec
 
 from rollbook.envs.answers import beginning
-from rollbook.envs.base import Feedback, Task
 from rollbook.errors import UsageError
-from rollbook.policies.base import FailureKind, Request, RolloutFailure
 from rollbook.policies.conversion import text_of
 from rollbook.policies.openai import OpenAIPolicy, OpenAISettings
+from rollbook.rollouts.types import FailureKind, Feedback, Request, RolloutFailure, Task
 
 PROMPT = """\
 You compare an answer to a question with the answer that is known to be right. Judge only whether both say \
@@ -63,7 +62,7 @@ class Judge:
         right = "\nor: ".join(map(str, expected))
         asked = _filled(self._prompt, {"question": question, "expected": right, "answer": answer})
         try:
-            completion = await self._policy.act(Request([{"role": "user", "content": asked}]))
+            completion = await self._policy.act(Request(({"role": "user", "content": asked},)))
         except RolloutFailure as failure:
             raise RolloutFailure(
                 FailureKind.JUDGE,
@@ -80,15 +79,11 @@ class Judge:
                 f"{completion.finish_reason!r} and said {beginning(said)}",
             )
         score = self._scores[verdicts[-1].casefold()]
-        return Feedback(
-            reward=score,
-            metrics={
-                "correct": score,
-                "judge_input_tokens": completion.usage.input_tokens,
-                "judge_output_tokens": completion.usage.output_tokens,
-            },
-            logs={"judge": said},
-        )
+        metrics = {"correct": score}
+        if (usage := completion.usage) is not None:
+            metrics["judge_input_tokens"] = usage.input_tokens
+            metrics["judge_output_tokens"] = usage.output_tokens
+        return Feedback(reward=score, metrics=metrics, logs={"judge": said})
 
     async def close(self) -> None:
         await self._policy.close()

@@ -18,14 +18,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from rollbook.envs.agent import Episode, steps_of
-from rollbook.envs.base import Task
-from rollbook.envs.registry import look_here_too
 from rollbook.errors import UsageError
-from rollbook.policies.base import FailureKind, Message, RolloutFailure, Usage
 from rollbook.policies.conversion import chat_params
 from rollbook.policies.http import bearer, check_timeouts, checked_url, kind_of_status, said
 from rollbook.policies.openai import OpenAISettings
+from rollbook.policies.registry import describe_policy, refuse_limits
+from rollbook.records.turns import Usage
+from rollbook.rollouts.episode import episode_played_elsewhere, time_limit
+from rollbook.rollouts.types import Episode, FailureKind, Message, RolloutFailure, Task
+from rollbook.rollouts.usage import usage_from
+from rollbook.rollouts.user_code import search_working_directory
+from rollbook.runs.settings import typed
 
 PREFIX = "verifiers:"
 # Names of the openai client's errors that come without a status.
@@ -33,16 +36,59 @@ _CLIENT_ERRORS = {"APITimeoutError": FailureKind.TIMEOUT, "APIConnectionError": 
 ROW_KEY = "verifiers_task"  # where a row of ours holds the package's own
 
 
+def build(
+    env: Mapping[str, Any], policy: Any, *, max_turns: int, timeout_s: float | None, wrap_policy: Any
+) -> VerifiersAgent:
+    refuse_limits(env["name"], wrap_policy)
+    if policy is None:
+        raise UsageError(f"env {env['name']!r} needs a policy of kind openai, whose endpoint it asks")
+    if not isinstance(policy, Mapping) or policy.get("kind", "openai") != "openai":
+        raise UsageError(f"env {env['name']!r} asks an endpoint itself; it needs a policy of kind openai")
+    asked = typed(policy, OpenAISettings, "policy")
+    return VerifiersAgent(_name(env), _settings(env), asked, timeout_s=timeout_s)
+
+
+def tasks(env: Mapping[str, Any], count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """The first rows of its dataset, in its own order; each holds the package's row for `run`."""
+    name = _name(env)
+    for place, (prompt, row) in zip(range(count), _load(name, _settings(env)).rows(), strict=False):
+        yield {
+            "id": f"{name}-{place:06d}",
+            "responses_create_params": {"input": prompt},
+            ROW_KEY: row,
+        }
+
+
+def describe(env: Mapping[str, Any], policy: Any, *, max_turns: int) -> dict[str, Any]:
+    described = {"name": env["name"], **_settings(env), "versions": versions_of(_name(env))}
+    return {"env": described, "policy": describe_policy(policy), "max_turns": max_turns}
+
+
+def _name(env: Mapping[str, Any]) -> str:
+    return str(env["name"]).removeprefix(PREFIX)
+
+
+def _settings(env: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in env.items() if key != "name"}
+
+
 class VerifiersAgent:
     """`name` is the environment's; `settings` are its arguments, or the fields of its config."""
 
-    def __init__(self, name: str, settings: Mapping[str, Any], policy: OpenAISettings) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        policy: OpenAISettings,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
         checked_url(policy.base_url, "policy.base_url")
         bearer(policy.api_key_env, "policy.api_key_env")
         check_timeouts(policy.connect_timeout_s, policy.total_timeout_s, "policy")
         self._environment = _load(name, settings)
         self._environment.check()
-        self._policy = policy
+        self._policy, self._timeout_s = policy, timeout_s
 
     async def run(self, task: Task) -> Episode:
         row = task.row.get(ROW_KEY)
@@ -52,20 +98,12 @@ class VerifiersAgent:
                 f"the row has no {ROW_KEY!r}; without input_jsonl_fpath the dataset's own rows are used",
             )
         own = {key: value for key, value in task.params.items() if value is not None}
-        return await self._environment.play(row, self._policy, chat_params({**self._policy.params, **own}))
+        sampling = chat_params({**self._policy.params, **own})
+        async with time_limit(self._timeout_s, lambda: "the episode of verifiers"):
+            return await self._environment.play(row, self._policy, sampling)
 
     async def close(self) -> None:
         await self._environment.close()
-
-
-def verifiers_tasks(name: str, settings: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
-    """The first rows of its dataset, in its own order; each holds the package's row for `run`."""
-    for place, (prompt, row) in zip(range(count), _load(name, settings).rows(), strict=False):
-        yield {
-            "id": f"{name}-{place:06d}",
-            "responses_create_params": {"input": prompt},
-            ROW_KEY: row,
-        }
 
 
 def versions_of(name: str) -> dict[str, str]:
@@ -98,7 +136,7 @@ def _load(name: str, settings: Mapping[str, Any]) -> _Loaded:
         raise UsageError(
             f"env.name '{PREFIX}{name}' needs the package verifiers; type: pip install verifiers"
         ) from None
-    look_here_too()
+    search_working_directory()
     try:
         if hasattr(package, "load_environment") and _is_classic(name):
             return _Classic(package.load_environment(name, **settings))
@@ -228,20 +266,14 @@ class _Classic:
             ) from error
         if output.get("error"):
             raise _classic_failure(output["error"])
-        usage = output.get("token_usage") or {}
         reply = [_plain_message(message) for message in output.get("completion") or []]
-        reward = float(output["reward"])
-        return Episode(
-            reward=reward,
-            messages=reply,
-            prompt=[_plain_message(message) for message in output.get("prompt") or []],
-            steps=steps_of(reply, reward),
+        return episode_played_elsewhere(
+            [_plain_message(message) for message in output.get("prompt") or []],
+            reply,
+            float(output["reward"]),
             metrics=dict(output.get("metrics") or {}),
             stop_reason="length" if output.get("is_truncated") else output.get("stop_condition") or "stop",
-            usage=Usage(
-                input_tokens=int(usage.get("input_tokens") or 0),
-                output_tokens=int(usage.get("output_tokens") or 0),
-            ),
+            counted=usage_from(output.get("token_usage")),
             model=policy.model,
             tools=[_tool(tool) for tool in output.get("tool_defs") or []],
         )
@@ -258,25 +290,29 @@ def _from_traces(episode: Any) -> Episode:
     messages = [_plain_message(message.model_dump(exclude_none=True)) for message in trace.messages]
     first = next((at for at, node in enumerate(trace.branches[-1].nodes) if node.sampled), len(messages))
     prompt, reply = messages[:first], messages[first:]
-    used = trace.usage
-    return Episode(
-        reward=trace.reward,
-        messages=reply,
-        prompt=prompt,
-        steps=steps_of(reply, trace.reward),
+    return episode_played_elsewhere(
+        prompt,
+        reply,
+        trace.reward,
         metrics={
             **{name: reward.score for name, reward in trace.rewards.items() if reward is not None},
             **{name: value for name, value in trace.metrics.items() if value is not None},
         },
         stop_reason="length" if trace.is_truncated else trace.stop_condition or "stop",
-        usage=Usage(
-            input_tokens=used.input_tokens if used else 0,
-            output_tokens=used.completion_tokens if used else 0,
-            reasoning_tokens=(used.reasoning_tokens or 0) if used else 0,
-            cached_tokens=(used.cached_input_tokens or 0) if used else 0,
-        ),
+        counted=_usage(trace.usage),
         model=trace.calls[-1].model if trace.calls else None,
         tools=[_tool(tool) for tool in trace.tools],
+    )
+
+
+def _usage(used: Any) -> Usage | None:
+    if used is None or not (used.input_tokens or used.completion_tokens):
+        return None
+    return Usage(
+        input_tokens=used.input_tokens,
+        output_tokens=used.completion_tokens,
+        reasoning_tokens=used.reasoning_tokens or 0,
+        cached_tokens=used.cached_input_tokens or 0,
     )
 
 

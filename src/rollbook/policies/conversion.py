@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rollbook.policies.base import Message
+from rollbook.rollouts.types import Message
 
 # Responses name -> chat name of the sampling parameters that mean the same.
 _CHAT_PARAMS = {

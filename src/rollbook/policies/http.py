@@ -20,7 +20,7 @@ import orjson
 from yarl import URL
 
 from rollbook.errors import UsageError
-from rollbook.policies.base import FailureKind, RolloutFailure
+from rollbook.rollouts.types import FailureKind, RolloutFailure
 
 _BODY_SHOWN = 300
 _TRY_LATER = frozenset({408, 409, 425})

@@ -7,14 +7,6 @@ from typing import Any, Literal
 import msgspec
 
 from rollbook.errors import UsageError
-from rollbook.policies.base import (
-    MOST_TOKENS,
-    Completion,
-    FailureKind,
-    Request,
-    RolloutFailure,
-    Usage,
-)
 from rollbook.policies.conversion import (
     chat_params,
     chat_tools,
@@ -25,6 +17,8 @@ from rollbook.policies.conversion import (
     responses_tools,
     to_chat,
 )
+from rollbook.rollouts.types import Completion, FailureKind, Request, RolloutFailure
+from rollbook.rollouts.usage import usage_from
 
 # What decoding an answer of another shape can raise; a ValueError, of bytes that are not UTF-8.
 _OTHER_SHAPE = (
@@ -192,7 +186,7 @@ def _from_chat_answer(data: bytes) -> Completion:
         Completion(
             message=message,
             finish_reason=choice.finish_reason or "stop",
-            usage=_usage(answer.usage, "prompt_tokens", "completion_tokens"),
+            usage=usage_from(answer.usage, "prompt_tokens", "completion_tokens"),
             model=answer.model,
             id=answer.id,
             prompt_token_ids=answer.prompt_token_ids,
@@ -224,7 +218,7 @@ def _from_responses_answer(data: bytes) -> Completion:
         Completion(
             message=message,
             finish_reason=finish_reason,
-            usage=_usage(answer.usage, "input_tokens", "output_tokens"),
+            usage=usage_from(answer.usage),
             model=answer.model,
             id=answer.id,
             prompt_token_ids=last.get("prompt_token_ids"),
@@ -247,7 +241,8 @@ def _with_something_said(completion: Completion) -> Completion:
     if reason == "content_filter":
         why = f"the server's filter blocked the answer (finish_reason {reason!r}), and nothing of it came"
         raise RolloutFailure(FailureKind.BAD_ANSWER, why)
-    sampled = completion.usage.output_tokens or completion.token_ids or completion.logprobs
+    counted = completion.usage is not None and completion.usage.output_tokens > 0
+    sampled = counted or completion.token_ids or completion.logprobs
     if reason != "length" and not sampled:
         raise ValueError(f"it says nothing, and not a token of it was sampled; finish_reason {reason!r}")
     return completion
@@ -266,21 +261,3 @@ def _with_tokens_that_fit(completion: Completion, *, are_wanted: bool) -> Comple
         why = f"the server sent {len(ids)} token ids and {len(logprobs)} logprobs for one answer"
         raise RolloutFailure(FailureKind.BAD_ANSWER, why)
     return completion
-
-
-def _usage(usage: Any, seen: str, said: str) -> Usage:
-    if not isinstance(usage, dict):
-        return Usage()
-    counted = Usage(_count(usage.get(seen)), _count(usage.get(said)))
-    if isinstance(details := usage.get(f"{said}_details"), dict):
-        counted.reasoning_tokens = _count(details.get("reasoning_tokens"))
-    if isinstance(details := usage.get(f"{seen}_details"), dict):
-        counted.cached_tokens = _count(details.get("cached_tokens"))
-    return counted
-
-
-def _count(value: Any) -> int:
-    """A number of tokens; some servers write it as 5.0, and what is no number of tokens is none."""
-    if type(value) is float and value.is_integer():
-        value = int(value)
-    return min(value, MOST_TOKENS) if type(value) is int and value > 0 else 0

@@ -8,15 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from rollbook.errors import UsageError
-from rollbook.policies.base import (
-    Completion,
-    FailureKind,
-    Message,
-    Request,
-    RolloutFailure,
-    Usage,
-    is_for_the_task,
-)
+from rollbook.records.turns import Usage
+from rollbook.rollouts.failures import is_cancellation
+from rollbook.rollouts.types import Completion, FailureKind, Message, Request, RolloutFailure
 
 Script = Callable[[Request], "str | Message | Completion | Awaitable[str | Message | Completion]"]
 
@@ -37,8 +31,7 @@ class ScriptedPolicy:
         if callable(self._script):
             answer = await self._called(self._script, request)
         else:
-            turn = sum(message.get("role") == "assistant" for message in request.messages)
-            answer = self._script[min(turn, len(self._script) - 1)]
+            answer = self._script[min(request.turn, len(self._script) - 1)]
         return _completion(answer, request)
 
     @staticmethod
@@ -49,7 +42,7 @@ class ScriptedPolicy:
         except RolloutFailure:
             raise
         except BaseException as error:
-            if is_for_the_task(error):
+            if is_cancellation(error):
                 raise
             message = f"the script raised {type(error).__name__}: {error}"
             raise RolloutFailure(FailureKind.BAD_ANSWER, message) from error

@@ -12,7 +12,7 @@ import asyncio
 import inspect
 import logging
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -33,6 +33,7 @@ from rollbook.rollouts.types import (
     RolloutFailure,
     Task,
 )
+from rollbook.rollouts.usage import is_counted
 
 _CLOSE_S = 30.0  # for an environment to clean up
 _log = logging.getLogger("rollbook")
@@ -91,6 +92,10 @@ class _Game:
         except RolloutFailure as failure:
             failure.episode = self._episode
             raise
+        except (TypeError, ValueError, AttributeError) as error:  # a Feedback of another shape than promised
+            odd = RolloutFailure(FailureKind.ENVIRONMENT, f"{self._called}: {error_with_place(error)}")
+            odd.episode = self._episode
+            raise odd from error
 
     async def _play(self) -> Episode:
         opening: Opening = await self._call(self._environment.start, self._task, returns=Opening)
@@ -153,7 +158,7 @@ class _Game:
             finish_reason=completion.finish_reason,
             seed=completion.seed,
             new_row=new_row,
-            usage=completion.usage,
+            usage=completion.usage if is_counted(completion.usage) else None,
         )
 
     def _new_tokens(self, completion: Completion) -> tuple[list[int] | None, str | None]:
@@ -182,6 +187,21 @@ class _Game:
                 return number
         why = f"{_name(self._environment.step)} gave the reward {reward!r}, which is not a finite number"
         raise RolloutFailure(FailureKind.ENVIRONMENT, why)
+
+
+def episode_played_elsewhere(
+    prompt: list[Message], messages: Sequence[Message], reward: float, **fields: Any
+) -> Episode:
+    """An episode of which only messages and the whole reward are known; its turns have no finish reason."""
+    turns: list[Turn] = []
+    for message in messages:
+        if not turns or message.get("role") == "assistant":
+            turns.append(Turn(messages=[message], reward=0.0))
+        else:
+            turns[-1].messages.append(message)
+    if turns:
+        turns[-1].reward = reward
+    return Episode(prompt=prompt, turns=turns, final_reward=0.0 if turns else reward, **fields)
 
 
 async def call(

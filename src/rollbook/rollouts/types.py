@@ -133,6 +133,7 @@ class Episode(msgspec.Struct):
     final_reward: float = 0.0  # given to the whole episode, on top of the turns' rewards
     model: str | None = None
     response_id: str | None = None  # of the last completion
+    counted: Usage | None = None  # of the whole, where the turns are not counted one by one
     response: dict[str, Any] | None = None  # given whole by systems that play episodes themselves
     fields: dict[str, Any] = {}  # further fields for the output row
 
@@ -152,10 +153,18 @@ class Episode(msgspec.Struct):
     @property
     def usage(self) -> Usage | None:
         """The sum over the turns; None where one of them was not counted."""
-        total = Usage()
-        for turn in self.turns:
-            if turn.usage is None:
-                return None
-            for name in Usage.__struct_fields__:
-                setattr(total, name, getattr(total, name) + getattr(turn.usage, name))
-        return total
+        if self.counted is not None:
+            return self.counted
+        usages = [turn.usage for turn in self.turns]
+        if not usages or any(usage is None for usage in usages):
+            return None
+        names = Usage.__struct_fields__
+        return Usage(*(sum(getattr(usage, name) for usage in usages) for name in names))
+
+
+class Agent(Protocol):
+    """Turns a task into an episode: an environment and a policy, or a system that brings both."""
+
+    async def run(self, task: Task) -> Episode: ...
+
+    async def close(self) -> None: ...

@@ -15,8 +15,8 @@ import msgspec
 from rollbook.data.inputs import find_inputs
 from rollbook.data.llamafactory import read_call
 from rollbook.data.rows import Row, read_rows
-from rollbook.policies.base import Message
 from rollbook.policies.chat_template import with_objects
+from rollbook.rollouts.types import Message
 from rollbook.train.settings import DatasetSettings
 
 _ROLES = {

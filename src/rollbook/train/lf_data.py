@@ -16,9 +16,9 @@ import orjson
 
 from rollbook.data.llamafactory import DatasetEntry, Unsuitable, conversation_row, register
 from rollbook.data.output import RowOutput
-from rollbook.policies.base import Message
 from rollbook.records.atomic import write_atomic
 from rollbook.records.layout import sanitize
+from rollbook.rollouts.types import Message
 from rollbook.train.conversations import Conversation, read_conversations
 from rollbook.train.settings import DatasetSettings, SftSettings
 

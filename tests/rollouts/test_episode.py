@@ -112,7 +112,7 @@ def test_seeds_follow_from_the_task_and_the_turn() -> None:
     _play(Counting(2), policy, task=_task(seed=7))
     assert [request.seed for request in policy.requests] == [derive_seed(7, 0), derive_seed(7, 1)]
     assert derive_seed(7, 0) != derive_seed(7, 1) != derive_seed(70, 1)
-    assert 0 <= derive_seed("a", 1) < 2**53
+    assert 0 <= derive_seed("a", 1) < 2**63
     unseeded = Policy(lambda request: "tick")
     _play(Counting(1), unseeded)
     assert unseeded.requests[0].seed is None

@@ -36,8 +36,8 @@ from rollbook.envs.registry import check_settings, describe_code, environment_cl
 from rollbook.errors import UsageError
 from rollbook.policies.conversion import to_chat
 from rollbook.policies.registry import refuse_secrets
+from rollbook.records.identity import task_id
 from rollbook.records.jsonl import read_lines
-from rollbook.records.row_keys import input_id
 from rollbook.rollouts.failures import error_with_place, is_cancellation
 from rollbook.rollouts.types import Message, Task
 from rollbook.rollouts.user_code import as_written, blaming
@@ -132,7 +132,7 @@ class EnvironmentSource:
             messages, tools, own = _prompt_of(row), list(row.get("tools") or []), {}
         return self.with_system(
             Task(
-                id=input_id(row),
+                id=task_id(row),
                 row=dict(row),
                 messages=messages,
                 tools=tools,

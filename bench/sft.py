@@ -74,25 +74,25 @@ def measured(
 def run_rollbook(options: argparse.Namespace, config: dict[str, Any]) -> dict[str, Any]:
     import torch
 
+    from rollbook.train.batch import Example, Shape, best_fit, packed_batch
     from rollbook.train.engine import Engine
-    from rollbook.train.model import TrainedModel
+    from rollbook.train.losses import CrossEntropy
+    from rollbook.train.model import Model
+    from rollbook.train.model_settings import OptimizerSettings
     from rollbook.train.optimizer import Optimizer
-    from rollbook.train.packing import Sample, Shape, best_fit, packed_batch
     from rollbook.train.processes import Processes
-    from rollbook.train.settings import TrainingSettings
 
     processes = Processes()
     dtype = torch.bfloat16 if processes.device.type == "cuda" else torch.float32
-    model = TrainedModel(build(config, dtype).to(processes.device), tokenizer=None)
+    model = Model(build(config, dtype).to(processes.device), tokenizer=None)
     model.use_packing(True)
     if processes.device.type == "cuda" and not options.no_compile:
-        model.compile_blocks(replayed=True)
-    engine = Engine(
-        model, Optimizer(model.parameters(), TrainingSettings(output_dir="x")), processes, max_grad_norm=1.0
-    )
+        model.compile_blocks(cuda_graphs=True)
+    optimizer = Optimizer(model.parameters(), OptimizerSettings(learning_rate=1e-5))
+    engine = Engine(model, optimizer, processes, dropout=True, entropy=False)
     data = sequences(options.samples, options.length, config["vocab_size"])
-    samples = [Sample(tokens, np.ones(len(tokens), bool)) for tokens in data]
-    bins = best_fit([len(sample.tokens) for sample in samples], options.length)
+    samples = [Example(tokens, np.ones(len(tokens), bool)) for tokens in data]
+    bins = best_fit([len(sample.token_T) for sample in samples], options.length)
     np.random.default_rng(0).shuffle(bins)
     shape = Shape(options.rows * options.length, options.length)
     times, tokens = [], []
@@ -101,7 +101,7 @@ def run_rollbook(options: argparse.Namespace, config: dict[str, Any]) -> dict[st
         rows = [bins[(step * options.rows + place) % len(bins)] for place in range(options.rows)]
         start = time.perf_counter()
         chosen = [samples[number] for row in rows for number in row]
-        result = engine.step([packed_batch(chosen, shape=shape)], 1e-5)
+        result = engine.step([packed_batch(chosen, shape=shape)], CrossEntropy(), 1e-5)
         times.append(time.perf_counter() - start)
         tokens.append(result.real_tokens)
         if step + 1 == options.warmup:

@@ -14,9 +14,9 @@ from rollbook.errors import BadLineError
 from rollbook.policies.chat_format import ChatFormat
 from rollbook.policies.chat_masks import Masked
 from rollbook.policies.chat_template import TemplateError
+from rollbook.train.batch import Example
+from rollbook.train.checks import SelfTestError, stop_token_is_trained
 from rollbook.train.conversations import Conversation, conversation_of
-from rollbook.train.packing import Sample
-from rollbook.train.selftests import SelfTestError, stop_token_is_trained
 from rollbook.train.settings import DatasetSettings, DataSettings
 from rollbook.train.token_store import Corpus, tokenised
 from rollout_rows import write_rows
@@ -66,7 +66,7 @@ def test_every_reply_is_learned_with_its_stop_token(tokenizer: Any) -> None:
     chat = ChatFormat(tokenizer)
     sample = chat.mask(turns("a?", "first", "b?", "second"))
     assert learned(chat, sample) == ["first<|im_end|>", "second<|im_end|>"]
-    stop_token_is_trained(chat, [Sample(*sample)])
+    stop_token_is_trained(chat, [Example(*sample)])
     last = ChatFormat(tokenizer, train_on="last")
     assert learned(last, last.mask(turns("a?", "first", "b?", "second"))) == ["second<|im_end|>"]
 
@@ -195,7 +195,7 @@ def test_parts_of_text_are_text_and_a_picture_is_refused(tokenizer: Any, tmp_pat
     chat, data = ChatFormat(tokenizer), DataSettings(train=[], max_length=64)
     dataset = DatasetSettings(path=str(write_rows(tmp_path / "x.jsonl", rows)))
     store = tokenised(dataset, chat, data, tmp_path / "cache")
-    assert "user\nq?<|im_end|>" in chat.tokenizer.decode(store[0].tokens.tolist())
+    assert "user\nq?<|im_end|>" in chat.tokenizer.decode(store[0].token_T.tolist())
     rows.append({"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}, ANSWERED]})
     write_rows(tmp_path / "x.jsonl", rows)
     with pytest.raises(TemplateError, match=r"x\.jsonl:2: message 1 has a part that is not text"):
@@ -216,7 +216,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Any) -> No
 def test_a_template_without_a_stop_token_is_refused(tokenizer: Any) -> None:
     chat = ChatFormat(with_template(tokenizer, ENDLESS))
     with pytest.raises(SelfTestError, match="no stop token, so the model would not learn to stop"):
-        stop_token_is_trained(chat, [Sample(*chat.mask(turns("a?", "yes")))])
+        stop_token_is_trained(chat, [Example(*chat.mask(turns("a?", "yes")))])
 
 
 def test_a_template_that_fails_says_so(tokenizer: Any) -> None:
@@ -281,6 +281,6 @@ def test_what_is_cut_or_left_out_is_counted(tokenizer: Any, tmp_path: Path) -> N
     assert (store.report.truncated, store.report.dropped_untrained, store.report.samples) == (2, 1, 3)
     assert store.report.truncated_tokens > 0 and max(store.lengths) == 40
     again = tokenised(dataset, chat, cutting, tmp_path / "cache")
-    assert [again[n].tokens.tolist() for n in range(3)] == [store[n].tokens.tolist() for n in range(3)]
+    assert [again[n].token_T.tolist() for n in range(3)] == [store[n].token_T.tolist() for n in range(3)]
     corpus = Corpus([store, again])
-    assert len(corpus) == 6 and corpus[4].tokens.tolist() == store[1].tokens.tolist()
+    assert len(corpus) == 6 and corpus[4].token_T.tolist() == store[1].token_T.tolist()

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from rollbook.train.batch import Example, packed_batch
 from rollbook.train.checkpointing import rotate
 from rollbook.train.engine import Engine
-from rollbook.train.model import TrainedModel
+from rollbook.train.losses import CrossEntropy, Loss, LossInputs, LossOutput
+from rollbook.train.model import Model
 from rollbook.train.optimizer import Optimizer
-from rollbook.train.packing import Sample, packed_batch
 from rollbook.train.processes import Processes
 from rollbook.train.sampling import epoch_order, rows_of_epoch
 from rollbook.train.schedule import learning_rate
@@ -23,6 +24,7 @@ from rollbook.train.trainer_files import TrainerFiles, new_state, own_state
 from tiny_model import LLAMA, write_config
 
 SETTINGS = TrainingSettings(output_dir="x", learning_rate=0.01)
+NLL = CrossEntropy()
 
 
 def engine(dtype: torch.dtype = torch.float32) -> Engine:
@@ -31,15 +33,15 @@ def engine(dtype: torch.dtype = torch.float32) -> Engine:
     torch.manual_seed(0)
     values = {key: value for key, value in LLAMA.items() if key != "model_type"}
     config = AutoConfig.for_model("llama", vocab_size=61, **values)
-    model = TrainedModel(AutoModelForCausalLM.from_config(config, dtype=dtype), tokenizer=None)
+    model = Model(AutoModelForCausalLM.from_config(config, dtype=dtype), tokenizer=None)
     model.use_packing(True)
-    return Engine(model, Optimizer(model.parameters(), SETTINGS), Processes(), max_grad_norm=1.0)
+    return Engine(model, Optimizer(model.parameters(), SETTINGS.optimizer), Processes())
 
 
-def samples() -> list[Sample]:
+def samples() -> list[Example]:
     chance = np.random.default_rng(0)
     return [
-        Sample(chance.integers(0, 61, size).astype(np.int32), np.arange(size) > size // 2)
+        Example(chance.integers(0, 61, size).astype(np.int32), np.arange(size) > size // 2)
         for size in (5, 30, 12, 3)
     ]
 
@@ -51,24 +53,28 @@ def weights(made: Engine) -> list[torch.Tensor]:
 def test_how_a_batch_is_cut_changes_nothing() -> None:
     whole, parts = engine(), engine()
     some = samples()
-    one = whole.step([packed_batch(some)], 0.01)
-    two = parts.step([packed_batch(some[:1]), packed_batch(some[1:])], 0.01)
+    one = whole.step([packed_batch(some)], NLL, 0.01)
+    two = parts.step([packed_batch(some[:1]), packed_batch(some[1:])], NLL, 0.01)
     assert two.loss == pytest.approx(one.loss, rel=1e-5)
     assert two.grad_norm == pytest.approx(one.grad_norm, rel=1e-4)
     for a, b in zip(weights(whole), weights(parts), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
-def test_a_step_that_is_not_finite_is_void(monkeypatch: pytest.MonkeyPatch) -> None:
+class Broken(Loss, tag="broken", frozen=True, kw_only=True):
+    """A loss of a user's own, which is nowhere registered."""
+
+    def __call__(self, given: LossInputs) -> LossOutput:
+        return LossOutput(given.logprob_N.sum() * float("nan"), {})
+
+
+def test_a_step_that_is_not_finite_is_void() -> None:
     made = engine()
     before = weights(made)
-    right = made.model.logprobs
-    monkeypatch.setattr(made.model, "logprobs", lambda batch: right(batch) * float("nan"))
-    result = made.step([packed_batch(samples())], 0.01)
+    result = made.step([packed_batch(samples())], Broken(), 0.01)
     assert not result.applied and np.isnan(result.loss)
     assert all(torch.equal(a, b) for a, b in zip(before, weights(made), strict=True))
-    monkeypatch.undo()
-    assert made.step([packed_batch(samples())], 0.01).applied
+    assert made.step([packed_batch(samples())], NLL, 0.01).applied
     assert all(torch.isfinite(weight).all() for weight in weights(made))
 
 
@@ -77,7 +83,7 @@ def test_small_updates_are_not_lost_in_bfloat16() -> None:
     made = engine(torch.bfloat16)
     before = weights(made)
     for _ in range(100):
-        made.step([packed_batch(samples())], 2e-5)
+        made.step([packed_batch(samples())], NLL, 2e-5)
     moved = sum(int((a != b).sum()) for a, b in zip(before, weights(made), strict=True))
     assert moved > 0.5 * sum(weight.numel() for weight in before[-3:])
 

@@ -10,42 +10,41 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollbook.train.losses import token_logprobs
-from rollbook.train.model import TrainedModel, load_model
-from rollbook.train.packing import Sample, Shape, best_fit, packed_batch, padded_batch
+from rollbook.train.batch import Example, Shape, best_fit, packed_batch, padded_batch
+from rollbook.train.loading import load_model
+from rollbook.train.model import Model
+from rollbook.train.token_math import head_outputs
 from tiny_model import LLAMA
 
 VOCABULARY = 61
 
 
-def tiny(kind: str = "llama", **changes: Any) -> TrainedModel:
+def tiny(kind: str = "llama", **changes: Any) -> Model:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     values = {**LLAMA, "vocab_size": VOCABULARY, "model_type": kind, **changes}
     values.pop("model_type")
     torch.manual_seed(3)
-    return TrainedModel(
-        AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values)), tokenizer=None
-    )
+    return Model(AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values)), tokenizer=None)
 
 
-def samples_of(lengths: list[int], seed: int) -> list[Sample]:
+def samples_of(lengths: list[int], seed: int) -> list[Example]:
     chance = np.random.default_rng(seed)
     made = []
     for length in lengths:
         trained = chance.random(length) < 0.6
         trained[-1] = True  # something to learn in each
-        made.append(Sample(chance.integers(0, VOCABULARY, length).astype(np.int32), trained))
+        made.append(Example(chance.integers(0, VOCABULARY, length).astype(np.int32), trained))
     return made
 
 
-def plain_loss(model: TrainedModel, samples: list[Sample]) -> torch.Tensor:
+def plain_loss(model: Model, samples: list[Example]) -> torch.Tensor:
     """Sample by sample, with the model's own loss."""
     model.use_packing(False)
     total, tokens = torch.zeros(()), 0
     for sample in samples:
-        ids = torch.from_numpy(sample.tokens.astype(np.int64))[None]
-        labels = torch.where(torch.from_numpy(sample.trained)[None], ids, -100)
+        ids = torch.from_numpy(sample.token_T.astype(np.int64))[None]
+        labels = torch.where(torch.from_numpy(sample.trained_T)[None], ids, -100)
         count = int((labels[0, 1:] != -100).sum())
         if count:
             total = total + model.model(input_ids=ids, labels=labels).loss * count
@@ -53,7 +52,7 @@ def plain_loss(model: TrainedModel, samples: list[Sample]) -> torch.Tensor:
     return total / tokens
 
 
-def gradients(model: TrainedModel) -> dict[str, torch.Tensor]:
+def gradients(model: Model) -> dict[str, torch.Tensor]:
     found = {name: p.grad.clone() for name, p in model.model.named_parameters() if p.grad is not None}
     model.model.zero_grad(set_to_none=True)
     return found
@@ -72,7 +71,7 @@ def test_chunked_logprobs_are_those_of_a_softmax(
     head = torch.randn(vocabulary, width, requires_grad=True)
     targets = torch.randint(0, vocabulary, (rows,))
     weights = torch.randn(rows)  # RL weighs every token differently
-    ours = token_logprobs(hidden, head, targets, rows=chunk)
+    ours = head_outputs(hidden, head, targets, rows=chunk).logprob_N
     (ours * weights).sum().backward()
     mine = (hidden.grad, head.grad)
     hidden.grad = head.grad = None
@@ -85,7 +84,7 @@ def test_chunked_logprobs_are_those_of_a_softmax(
 
 def test_a_frozen_head_gets_no_gradient() -> None:
     hidden, head = torch.randn(5, 4, requires_grad=True), torch.randn(7, 4)
-    token_logprobs(hidden, head, torch.zeros(5, dtype=torch.int64)).sum().backward()
+    head_outputs(hidden, head, torch.zeros(5, dtype=torch.int64)).logprob_N.sum().backward()
     assert hidden.grad is not None and head.grad is None
 
 
@@ -105,7 +104,7 @@ def test_packed_and_padded_batches_train_as_each_sample_alone(
         model.use_packing(packs)
         extra: Any = {"shape": Shape(sum(lengths) + 7, 40)} if pad and packs else {}
         batch = (packed_batch if packs else padded_batch)(samples, **extra)
-        loss = -model.logprobs(batch).mean()
+        loss = -model.outputs(batch).logprob_N.mean()
         loss.backward()
         torch.testing.assert_close(loss, reference, rtol=1e-5, atol=1e-5)
         for name, gradient in gradients(model).items():
@@ -116,31 +115,24 @@ def test_packed_and_padded_batches_train_as_each_sample_alone(
 
 @pytest.mark.parametrize("kind", ["qwen3", "mistral", "gemma2"])
 def test_other_families(kind: str) -> None:
-    """A sliding window is kept; a family that caps its logits is told apart, not trained wrongly."""
-    from rollbook.train.selftests import head_matches, packing_keeps_apart
+    """A sliding window and a cap on the scores are kept; a cap on the logits is seen, not trained wrongly."""
+    from rollbook.train.checks import head_matches, packing_keeps_apart
 
     changes = {"sliding_window": 8} if kind == "mistral" else {}
     model = tiny(kind, head_dim=16, **changes)
     samples = samples_of([20, 13], 5)
     model.use_packing(True)
-    problem = packing_keeps_apart(model, samples, torch.device("cpu"))
-    if kind == "gemma2":
-        assert problem is not None and "soft cap" in problem
-        model.use_packing(False)
-        assert not head_matches(model, samples, torch.device("cpu"))
-        model.chunks_head = False
-    else:
-        assert problem is None
-        assert head_matches(model, samples, torch.device("cpu"))
-    batch = (packed_batch if model.packs else padded_batch)(samples)
-    loss = -model.logprobs(batch).mean()
+    assert packing_keeps_apart(model, samples, torch.device("cpu")) is None
+    assert head_matches(model, samples, torch.device("cpu")) == (kind != "gemma2")
+    model.chunks_head = kind != "gemma2"
+    loss = -model.outputs(packed_batch(samples)).logprob_N.mean()
     torch.testing.assert_close(loss, plain_loss(model, samples), rtol=1e-4, atol=1e-5)
 
 
 def test_contamination_is_seen() -> None:
     """With an attention that ignores the boundaries, the self-test must not pass."""
     from rollbook.train import attention
-    from rollbook.train.selftests import packing_keeps_apart
+    from rollbook.train.checks import packing_keeps_apart
 
     model = tiny()
     model.use_packing(True)
@@ -148,19 +140,19 @@ def test_contamination_is_seen() -> None:
 
     def leaky(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
         options.pop("boundaries", None)
-        return attention.packed_attention(module, query, key, value, mask, **options)
+        return attention.attention(module, query, key, value, mask, **options)
 
     def choose(on: bool) -> None:
-        model.base.set_attn_implementation(attention.PACKED if on else "sdpa")
+        model.base.set_attn_implementation(attention.ATTENTION if on else "sdpa")
 
     samples = samples_of([12, 15], 1)
-    AttentionInterface.register(attention.PACKED, leaky)
+    AttentionInterface.register(attention.ATTENTION, leaky)
     try:
-        model.base.set_attn_implementation(attention.PACKED)
+        model.base.set_attn_implementation(attention.ATTENTION)
         model.use_packing = choose  # type: ignore[method-assign] # its own would put the right one back
         problem = packing_keeps_apart(model, samples, torch.device("cpu"))
     finally:
-        attention.register_packed_attention()
+        attention.register_attention()
     assert problem is not None and "differ by" in problem
 
 
@@ -182,7 +174,7 @@ def test_a_sequence_that_fits_nowhere_is_refused() -> None:
 
 def test_loading_a_model_says_what_is_wrong(tmp_path: Any) -> None:
     from rollbook.errors import UsageError
-    from rollbook.train.settings import ModelSettings
+    from rollbook.train.model_settings import ModelSettings
 
     with pytest.raises(UsageError, match="no such directory"):
         load_model(ModelSettings(path=str(tmp_path / "nothing")), seed=0, dtype=torch.float32)

@@ -182,7 +182,7 @@ def test_a_dry_run_shows_the_mask_and_leaves_nothing(tmp_path: Path) -> None:
         ("data.train=[]", "data.train is empty"),
         ("training.output_dir=..", "output_dir '..' has no name of its own"),
         ("training.learning_rate=-1", "learning_rate must be at least 0"),
-        ("model.lora={rank: 4, alpha: 0}", "alpha must be more than 0"),
+        ("model.lora={rank: 4, alpha: 0}", "model.lora.alpha"),
         ("data.eval=[]", "data.eval is empty"),
         ("model.lora={rank: 4}", "adapters are saved without the weights below them; set model.path"),
     ],

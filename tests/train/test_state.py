@@ -17,13 +17,14 @@ import pytest
 import torch
 
 from rollbook.errors import BadFileError, RollbookError
-from rollbook.train.model import TrainedModel, load_model
+from rollbook.train.loading import load_model
+from rollbook.train.model import Model
+from rollbook.train.model_settings import LoraSettings, ModelSettings, OptimizerSettings
 from rollbook.train.optimizer import Optimizer
-from rollbook.train.settings import LoraSettings, ModelSettings, TrainingSettings
 from rollbook.train.state import load_training_state, save_training_state
 from tiny_model import LLAMA, VOCABULARY, make_tokenizer
 
-Trained = tuple[TrainedModel, Optimizer]
+Trained = tuple[Model, Optimizer]
 KINDS = ["float32", "bfloat16", "adapters"]
 
 
@@ -43,7 +44,7 @@ def settings_of(kind: str, directory: Path) -> ModelSettings:
 def load(kind: str, directory: Path, checkpoint: Path | None = None) -> Trained:
     dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
     model = load_model(settings_of(kind, directory), seed=0, dtype=dtype, checkpoint=checkpoint)
-    return model, Optimizer(model.parameters(), TrainingSettings(output_dir="demo", weight_decay=0.1))
+    return model, Optimizer(model.parameters(), OptimizerSettings(learning_rate=2e-5, weight_decay=0.1))
 
 
 def step(trained: Trained, times: int) -> None:
@@ -54,7 +55,7 @@ def step(trained: Trained, times: int) -> None:
         shift = random.randrange(100) + int(np.random.randint(100))
         tokens = (torch.randint(0, VOCABULARY, (2, 8)) + shift) % VOCABULARY
         torch.autograd.backward(model.model(input_ids=tokens, labels=tokens).loss)
-        optimizer.collect()
+        optimizer.accumulate()
         optimizer.step(1e-3)
 
 
@@ -155,7 +156,7 @@ def test_other_settings_of_the_optimiser_hold_after_a_resume(tmp_path: Path) -> 
     step(trained, 1)
     save(tmp_path / "saved", trained)
     model = copy.deepcopy(trained[0])
-    plain = Optimizer(model.parameters(), TrainingSettings(output_dir="demo", weight_decay=0.0))
+    plain = Optimizer(model.parameters(), OptimizerSettings(learning_rate=2e-5, weight_decay=0.0))
     load_training_state(tmp_path / "saved", model, plain)
     step((model, plain), 1)
     load_training_state(tmp_path / "saved", *trained)

@@ -62,7 +62,7 @@ def test_two_runs_at_once_share_one_complete_store(tmp_path: Path, data: DataSet
     assert len(waited) == 1
     for store in stores.values():
         assert len(store) == store.report.samples == ROWS
-        assert sum(len(store[number].tokens) for number in range(ROWS)) == store.report.tokens
+        assert sum(len(store[number].token_T) for number in range(ROWS)) == store.report.tokens
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
@@ -75,4 +75,4 @@ def test_a_store_that_lost_tokens_is_made_again(tmp_path: Path, data: DataSettin
     if old_mark:
         (directory / "COMPLETE").write_bytes(b"")
     store = tokenised(data.train[0], chat, data, tmp_path / "cache")
-    assert sum(len(store[number].tokens) for number in range(ROWS)) == store.report.tokens > 0
+    assert sum(len(store[number].token_T) for number in range(ROWS)) == store.report.tokens > 0

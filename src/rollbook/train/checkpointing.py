@@ -15,7 +15,7 @@ from typing import Any
 from rollbook.errors import RollbookError
 from rollbook.records.complete import complete_directory, remove_unfinished, unfinished_path
 from rollbook.runs.saved_models import SavedModel, newest_model, saved_models
-from rollbook.train.model import TrainedModel
+from rollbook.train.model import Model
 from rollbook.train.optimizer import Optimizer
 from rollbook.train.processes import Processes
 from rollbook.train.state import save_training_state
@@ -28,7 +28,7 @@ class NotSavedError(RollbookError):
 
 def save_checkpoint(
     directory: Path,
-    model: TrainedModel,
+    model: Model,
     optimizer: Optimizer,
     processes: Processes,
     state: Mapping[str, Any],

@@ -1,76 +1,149 @@
-"""One optimiser step: micro-batches in, gradients added up and clipped; applied, or void if not finite.
+"""One optimizer step: micro-batches in, gradients added up and clipped; applied, or void if not finite.
 
-The loss of a step is the mean over all tokens trained in it, on all processes: micro-batches and ranks with
-few tokens weigh little, so how a batch is cut changes nothing but the order of sums.
+The loss of a step is the mean over the weight of all tokens trained in it, on all processes. That
+denominator is fixed before the loss leaves any token out, so a clipped token takes away gradient and does
+not make the others count more. How a step is cut into micro-batches and ranks changes nothing but the order
+of sums.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from rollbook.train.model import TrainedModel
+from rollbook.train.batch import COLUMNS, Batch, with_columns
+from rollbook.train.losses import CrossEntropy, Loss, LossInputs, LossOutput
+from rollbook.train.metrics import Tally, token_metrics
+from rollbook.train.model import Model
 from rollbook.train.optimizer import Optimizer
-from rollbook.train.packing import Batch
 from rollbook.train.processes import Processes
+from rollbook.train.token_math import TokenOutputs
+
+Seen = Callable[[Batch, TokenOutputs, LossOutput], None]
 
 
-class StepResult(NamedTuple):
-    loss: float  # mean negative log-likelihood of the trained tokens of all processes
-    grad_norm: float
+class StepOutput(NamedTuple):
+    """What a step did; every number is that of all processes together."""
+
+    loss: float  # the sum of the loss over the weight of all trained tokens
+    grad_norm: float  # before clipping
+    applied: bool  # False: something was not finite, or nothing was trained, and the weights are as they were
     trained_tokens: int
-    real_tokens: int
-    allocated_tokens: int
-    applied: bool  # False: the gradients were not finite, and the weights are as they were
+    real_tokens: int  # with prompts, without padding
+    allocated_tokens: int  # with padding
+    means: dict[str, float]  # see `metrics.py`
+
+
+class _Counts(NamedTuple):
+    weight: float
+    trained: float
+    real: float
+    allocated: float
+
+
+def nothing(batch: Batch, outputs: TokenOutputs, loss: LossOutput) -> None:
+    """The callback of whoever does not look."""
 
 
 class Engine:
     def __init__(
-        self, model: TrainedModel, optimizer: Optimizer, processes: Processes, *, max_grad_norm: float
+        self,
+        model: Model,
+        optimizer: Optimizer,
+        processes: Processes,
+        *,
+        dropout: bool = False,
+        entropy: bool = True,
     ) -> None:
+        """`dropout`: the model is in training mode; in RL it must not be, for it was not when it sampled."""
         self.model = model
         self.optimizer = optimizer
         self.processes = processes
-        self._max_grad_norm = max_grad_norm
+        self._dropout, self._entropy = dropout, entropy
 
-    def step(self, batches: Sequence[Batch], learning_rate: float) -> StepResult:
-        model, processes = self.model, self.processes
-        model.model.train()
-        trained = processes.sum(sum(len(batch.targets) for batch in batches))
-        total = torch.zeros((), dtype=torch.float64, device=processes.device)
+    def step(
+        self, batches: Sequence[Batch], loss: Loss, learning_rate: float, *, seen: Seen = nothing
+    ) -> StepOutput:
+        """All processes call it; `seen` is told of every batch with the very tensors that made its loss."""
+        self.model.use_dropout(self._dropout)
+        counts, columns = self._count(batches)
+        tally = Tally()
         for batch in batches:
-            logprobs = model.logprobs(batch.to(processes.device))
-            loss = -logprobs.sum() / trained
-            torch.autograd.backward(loss)
-            self.optimizer.collect()
-            total += loss.detach().double()
-        grad_norm = self.optimizer.clip(self._max_grad_norm)
-        loss_value = processes.sum(float(total))
-        applied = math.isfinite(grad_norm) and math.isfinite(loss_value)
+            batch = with_columns(batch, columns).to(self.processes.device)
+            self._backward(batch, loss, counts.weight, tally, seen)
+        if not batches:
+            self._add_nothing(loss, columns, tally)
+        self.processes.sum_gradients(self.optimizer.weights)
+        grad_norm = self.optimizer.clip()
+        loss_sum, means = tally.total(self.processes, counts.trained or math.nan)
+        applied = counts.weight > 0 and math.isfinite(grad_norm) and math.isfinite(loss_sum)
         if applied:
             self.optimizer.step(learning_rate)
         else:
-            self.optimizer.forget()
-        return StepResult(
-            loss=loss_value,
+            self.optimizer.zero_grad()
+        return StepOutput(
+            loss=loss_sum / counts.weight if counts.weight else math.nan,
             grad_norm=grad_norm,
-            trained_tokens=int(trained),
-            real_tokens=int(processes.sum(sum(batch.real_tokens for batch in batches))),
-            allocated_tokens=int(processes.sum(sum(batch.allocated_tokens for batch in batches))),
             applied=applied,
+            trained_tokens=int(counts.trained),
+            real_tokens=int(counts.real),
+            allocated_tokens=int(counts.allocated),
+            means=means,
         )
+
+    def _backward(self, batch: Batch, loss: Loss, weight: float, tally: Tally, seen: Seen) -> None:
+        outputs = self.model.outputs(batch, entropy=self._entropy)
+        made = loss(LossInputs(outputs.logprob_N, batch.example_N, batch.columns_N))
+        torch.autograd.backward(made.loss_sum / (weight or 1.0))
+        self.optimizer.accumulate()
+        tally.add(made.loss_sum, token_metrics(batch.columns_N, outputs, made))
+        seen(batch, outputs, made)
+
+    def _add_nothing(self, loss: Loss, columns: Sequence[str], tally: Tally) -> None:
+        """A process without data takes part in the same sums: the loss names its facts for no tokens."""
+        none_N = torch.zeros(0, device=self.processes.device)
+        columns_N: Mapping[str, Tensor] = defaultdict(lambda: none_N, dict.fromkeys(columns, none_N))
+        made = loss(LossInputs(none_N, none_N.long(), columns_N))
+        outputs = TokenOutputs(none_N, none_N if self._entropy else None)
+        tally.add(made.loss_sum, token_metrics(columns_N, outputs, made))
+
+    def _count(self, batches: Sequence[Batch]) -> tuple[_Counts, list[str]]:
+        """What all processes have together, in one sum; and the columns that any of them has."""
+        own = _Counts(
+            weight=sum(_weight(batch) for batch in batches),
+            trained=sum(batch.trained_tokens for batch in batches),
+            real=sum(batch.real_tokens for batch in batches),
+            allocated=sum(batch.allocated_tokens for batch in batches),
+        )
+        has = [float(any(name in batch.columns_N for batch in batches)) for name in COLUMNS]
+        given = torch.tensor([*own, *has], dtype=torch.float64, device=self.processes.device)
+        numbers = self.processes.sum_all(given).tolist()
+        found = [name for name, count in zip(COLUMNS, numbers[len(own) :], strict=True) if count]
+        return _Counts(*numbers[: len(own)]), found
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> float:
-        """The mean loss over all trained tokens, without what was compiled for training."""
-        self.model.model.eval()
-        total, tokens = 0.0, 0
+        """The mean negative log-likelihood of all trained tokens, without what was compiled for training."""
+        self.model.use_dropout(False)
+        total = weight = 0.0
         with torch.compiler.set_stance("force_eager"):
             for batch in batches:
-                total -= float(self.model.logprobs(batch.to(self.processes.device)).double().sum())
-                tokens += len(batch.targets)
-        everyone = self.processes.sum(tokens)
-        return self.processes.sum(total) / everyone if everyone else float("nan")
+                batch = batch.to(self.processes.device)
+                outputs = self.model.outputs(batch)
+                given = LossInputs(outputs.logprob_N, batch.example_N, batch.columns_N)
+                total += float(CrossEntropy()(given).loss_sum)
+                weight += _weight(batch)
+        sums = torch.tensor([total, weight], dtype=torch.float64, device=self.processes.device)
+        total, weight = self.processes.sum_all(sums).tolist()
+        return total / weight if weight else math.nan
+
+
+def _weight(batch: Batch) -> float:
+    """The share of a batch in the denominator of the loss."""
+    weight_N = batch.columns_N.get("weight")
+    return float(batch.trained_tokens) if weight_N is None else float(weight_N.double().sum())

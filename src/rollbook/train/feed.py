@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from rollbook.errors import UsageError
 from rollbook.policies.chat_format import ChatFormat
-from rollbook.train.model import TrainedModel
-from rollbook.train.packing import Batch, Sample, Shape, packed_batch, padded_batch
+from rollbook.train.batch import Batch, Example, Shape, idle, packed_batch, padded_batch
+from rollbook.train.model import Model
 from rollbook.train.processes import Processes
 from rollbook.train.sampling import Bins, epoch_order, rows_of_epoch
 from rollbook.train.settings import DatasetSettings, SftSettings
@@ -24,7 +23,7 @@ class Feed:
     def __init__(
         self,
         settings: SftSettings,
-        model: TrainedModel,
+        model: Model,
         corpus: Corpus,
         processes: Processes,
         *,
@@ -62,7 +61,7 @@ class Feed:
         # Every process makes as many batches, for they wait for each other in each.
         for start in range(0, len(rows), self.rows_together):
             mine = rows[start + self._processes.rank : start + self.rows_together : self._processes.count]
-            yield self._batch(mine) if mine else _idle(self._batch(rows[:1]))
+            yield self._batch(mine) if mine else idle(self._batch(rows[:1]))
 
     def eval_batches(self, corpus: Corpus) -> Iterator[Batch]:
         for start in range(0, len(corpus), self.rows_together):
@@ -70,7 +69,7 @@ class Feed:
             mine = [
                 corpus[number] for number in range(start + self._processes.rank, end, self._processes.count)
             ]
-            yield self._made(mine) if mine else _idle(self._made([corpus[start]]))
+            yield self._made(mine) if mine else idle(self._made([corpus[start]]))
 
     def _place_of(self, step: int) -> tuple[int, int]:
         """The epoch of a step, and its number there; both from 0."""
@@ -109,22 +108,14 @@ class Feed:
     def _batch(self, rows: Bins) -> Batch:
         return self._made([self._corpus[number] for row in rows for number in row])
 
-    def _made(self, samples: list[Sample]) -> Batch:
+    def _made(self, samples: list[Example]) -> Batch:
         if not self._model.packs:
-            return padded_batch(samples, pad_token=self._pad)
+            return padded_batch(samples, pad_token=self._model.pad_token)
         longest = self._data.max_length
         shape = Shape(longest * self._training.per_device_train_batch_size, longest)
-        return packed_batch(samples, shape=shape if self._full_width else None, pad_token=self._pad)
-
-    @property
-    def _pad(self) -> int:
-        tokenizer: Any = self._model.tokenizer
-        return int(tokenizer.pad_token_id or tokenizer.eos_token_id or 0)
-
-
-def _idle(batch: Batch) -> Batch:
-    """For a process without rows of its own: it takes part, and adds nothing."""
-    return batch._replace(rows=batch.rows[:0], targets=batch.targets[:0], real_tokens=0)
+        return packed_batch(
+            samples, shape=shape if self._full_width else None, pad_token=self._model.pad_token
+        )
 
 
 def make_corpus(

@@ -7,18 +7,20 @@ micro-batches of a step, and rounds once, into the model. A float32 model, and a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from rollbook.train.model_settings import OptimizerSettings
 from rollbook.train.processes import whole
-from rollbook.train.settings import TrainingSettings
 
 
 class Optimizer:
-    def __init__(self, parameters: Sequence[nn.Parameter], settings: TrainingSettings) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], settings: OptimizerSettings) -> None:
+        self._max_grad_norm = settings.max_grad_norm
         self._parameters = list(parameters)
         self._copies = [_copy(parameter) for parameter in self._parameters]
         self._rounded = [
@@ -36,13 +38,18 @@ class Optimizer:
         self._adam = torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=settings.learning_rate,
-            betas=(settings.adam_beta1, settings.adam_beta2),
-            eps=settings.adam_epsilon,
+            betas=settings.betas,
+            eps=settings.eps,
             fused=True,
         )
 
-    def collect(self) -> None:
-        """Take over the gradients of a micro-batch; they add up until `step`."""
+    @property
+    def weights(self) -> list[Tensor]:
+        """The float32 weights, whose gradients are those of the step so far."""
+        return self._copies
+
+    def accumulate(self) -> None:
+        """Takes over the gradients of a micro-batch; they add up until `step`."""
         into: list[Tensor] = []
         gradients: list[Tensor] = []
         for parameter, copy in self._rounded:
@@ -57,31 +64,31 @@ class Optimizer:
             torch._foreach_add_(into, gradients)
 
     @property
-    def takes_over_gradients(self) -> bool:
-        """Whether `collect` leaves no gradient behind in the model."""
+    def frees_model_gradients(self) -> bool:
+        """Whether `accumulate` leaves no gradient behind in the model."""
         return len(self._rounded) == len(self._parameters)
 
-    def clip(self, max_norm: float) -> float:
+    def clip(self) -> float:
         """The norm of all gradients together before clipping; not finite means that the step is void."""
         gradients = [copy.grad for copy in self._copies if copy.grad is not None]
         norm = whole(torch.nn.utils.get_total_norm(gradients))
         value = float(norm)
-        if torch.isfinite(norm) and max_norm > 0:
-            torch.nn.utils.clip_grads_with_norm_(self._copies, max_norm, norm)
+        if math.isfinite(value) and self._max_grad_norm > 0:
+            torch.nn.utils.clip_grads_with_norm_(self._copies, self._max_grad_norm, norm)
         return value
 
     def step(self, learning_rate: float) -> None:
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
         self._adam.step()
-        self.forget()
+        self.zero_grad()
         with torch.no_grad():
             if self._rounded:
                 weights, copies = zip(*self._rounded, strict=True)
                 torch._foreach_copy_(list(weights), list(copies))
 
-    def forget(self) -> None:
-        """Without the gradients collected so far."""
+    def zero_grad(self) -> None:
+        """Drops the gradients accumulated so far."""
         self._adam.zero_grad(set_to_none=True)
         for parameter in self._parameters:
             parameter.grad = None

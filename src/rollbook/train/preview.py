@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from rollbook.train.packing import Sample
+from rollbook.train.batch import Example
 from rollbook.train.processes import Processes
 from rollbook.train.settings import SftSettings
 from rollbook.train.sft import Run
@@ -39,13 +39,13 @@ def preview(settings: SftSettings, output_dir: Path) -> Preview:
         )
 
 
-def _pieces(sample: Sample, tokenizer: Any) -> list[tuple[str, bool]]:
+def _pieces(sample: Example, tokenizer: Any) -> list[tuple[str, bool]]:
     """Runs of tokens with the same fate."""
     found: list[tuple[str, bool]] = []
     start = 0
-    for place in range(1, len(sample.tokens) + 1):
-        if place == len(sample.tokens) or sample.trained[place] != sample.trained[start]:
-            text = tokenizer.decode(sample.tokens[start:place].tolist())
-            found.append((text, bool(sample.trained[start])))
+    for place in range(1, len(sample.token_T) + 1):
+        if place == len(sample.token_T) or sample.trained_T[place] != sample.trained_T[start]:
+            text = tokenizer.decode(sample.token_T[start:place].tolist())
+            found.append((text, bool(sample.trained_T[start])))
             start = place
     return found

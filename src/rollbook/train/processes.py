@@ -1,18 +1,21 @@
 """One process or several: who am I, and what do all of us together have?
 
-Started by torchrun there are several, and the model is sharded over them by FSDP2; otherwise there is one and
-every question here has the simple answer. The code of a job asks and never branches.
+Started by torchrun there are several. The model is then sharded over them by FSDP2, or each has a copy of
+it and gradients are added up; otherwise there is one and every question here has the simple answer. The
+code of a job asks and never branches.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+_BUCKET = 32 * 2**20  # bytes of gradients that travel together
 
 
 class Processes:
@@ -27,6 +30,7 @@ class Processes:
             self.device = torch.device("cuda", local)
         else:
             self.device = torch.device("cpu")
+        self._sharded = False
         if self.are_several and not dist.is_initialized():
             dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
 
@@ -40,11 +44,15 @@ class Processes:
 
     def sum(self, value: float) -> float:
         """The sum over all processes."""
-        if not self.are_several:
-            return value
-        total = torch.tensor(value, dtype=torch.float64, device=self.device)
-        dist.all_reduce(total)
-        return float(total)
+        return float(self.sum_all(torch.tensor(value, dtype=torch.float64, device=self.device)))
+
+    def sum_all(self, values: Tensor) -> Tensor:
+        """The sums over all processes, in one go."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def largest(self, values: Tensor) -> Tensor:
+        """The largest values of all processes."""
+        return self._reduced(values, dist.ReduceOp.MAX)
 
     def any(self, flag: bool) -> bool:
         return self.sum(float(flag)) > 0
@@ -66,10 +74,40 @@ class Processes:
             # A step's loss is divided by the tokens of all processes already.
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)  # gloo knows plain sums only
+        self._sharded = True
+
+    def sum_gradients(self, weights: Sequence[Tensor]) -> None:
+        """Where each process has a copy of the model: every gradient becomes the sum of those of all
+        processes.
+
+        A weight that had no gradient in one process may have had one in another, whose data used it; one that
+        had none anywhere keeps none, so that the optimizer leaves it alone.
+        """
+        if not self.are_several or self._sharded:
+            return
+        has = torch.tensor([weight.grad is not None for weight in weights], dtype=torch.float32)
+        used = self.largest(has.to(self.device)).tolist()
+        gradients = []
+        for weight, anywhere in zip(weights, used, strict=True):
+            if anywhere:
+                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+                gradients.append(weight.grad)
+        for bucket in _buckets(gradients):
+            flat = self.sum_all(torch.cat([gradient.flatten() for gradient in bucket]))
+            sizes = [gradient.numel() for gradient in bucket]
+            for gradient, total in zip(bucket, torch.split(flat, sizes), strict=True):
+                gradient.copy_(total.view_as(gradient))
 
     def close(self) -> None:
         if self.are_several and dist.is_initialized():
             dist.destroy_process_group()
+
+    def _reduced(self, values: Tensor, how: Any) -> Tensor:
+        if not self.are_several:
+            return values
+        total = values.clone()
+        dist.all_reduce(total, op=how)
+        return total
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -77,3 +115,17 @@ def whole(tensor: Tensor) -> Tensor:
     full = getattr(tensor, "full_tensor", None)
     result: Tensor = tensor if full is None else full()
     return result
+
+
+def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Runs of tensors of one type that are large enough to be worth a message."""
+    found: list[list[Tensor]] = []
+    size = 0
+    for tensor in tensors:
+        bytes_here = tensor.numel() * tensor.element_size()
+        if not found or size + bytes_here > _BUCKET or found[-1][0].dtype is not tensor.dtype:
+            found.append([])
+            size = 0
+        found[-1].append(tensor)
+        size += bytes_here
+    return found

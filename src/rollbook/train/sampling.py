@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rollbook.train.packing import best_fit
+from rollbook.train.batch import best_fit
 
 Bins = list[list[int]]
 

@@ -15,6 +15,7 @@ import msgspec
 
 from rollbook.errors import UsageError
 from rollbook.runs.settings import merge, parse_words, read_yaml, refuse_unknown, typed
+from rollbook.train.model_settings import ModelSettings, OptimizerSettings
 
 BLOCK = ("runtime_info", "input")
 Schedule = Literal["cosine", "linear", "constant"]
@@ -25,35 +26,6 @@ def _at_least(least: int, settings: msgspec.Struct, *names: str) -> None:
         value = getattr(settings, name)
         if value is not None and not least <= value < math.inf:
             raise ValueError(f"{name} must be at least {least}, not {value}")
-
-
-class LoraSettings(msgspec.Struct, kw_only=True):
-    """Adapters on all linear layers."""
-
-    rank: int = 32
-    alpha: float | None = None  # twice the rank
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        _at_least(1, self, "rank")
-        if self.alpha is not None and not self.alpha > 0:
-            raise ValueError(f"alpha must be more than 0, not {self.alpha}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and less than 1, not {self.dropout}")
-
-
-class ModelSettings(msgspec.Struct, kw_only=True):
-    """One of `path`, `from` and `config` says where the weights come from."""
-
-    path: str | None = None
-    handed_over: str | None = msgspec.field(default=None, name="from")  # a config.yaml with a result in it
-    config: dict[str, Any] | None = None  # random weights: model_type and sizes, as in a config.json
-    tokenizer: str | None = None
-    chat_template: str | None = None  # a file; the tokenizer's own by default
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    lora: LoraSettings | None = None
-    gradient_checkpointing: bool = False
-    compile: Literal["auto", "on", "off"] = "auto"
 
 
 class DatasetSettings(msgspec.Struct, kw_only=True):
@@ -118,6 +90,16 @@ class TrainingSettings(msgspec.Struct, kw_only=True):
             raise ValueError(f"num_train_epochs must be more than 0, not {self.num_train_epochs}")
         if Path(self.output_dir).name in ("", ".."):
             raise ValueError(f"output_dir {self.output_dir!r} has no name of its own; write demo")
+
+    @property
+    def optimizer(self) -> OptimizerSettings:
+        return OptimizerSettings(
+            learning_rate=self.learning_rate,
+            betas=(self.adam_beta1, self.adam_beta2),
+            eps=self.adam_epsilon,
+            weight_decay=self.weight_decay,
+            max_grad_norm=self.max_grad_norm,
+        )
 
 
 class LlamaFactorySettings(msgspec.Struct, kw_only=True):

@@ -24,7 +24,7 @@ from rollbook.policies.chat_format import ChatFormat
 from rollbook.records.atomic import make_directory
 from rollbook.records.locks import FileLock
 from rollbook.runs.jobs.finish import HANDED_OVER
-from rollbook.train import selftests
+from rollbook.train import checks
 from rollbook.train.checkpointing import (
     newest_checkpoint,
     remove_leftovers,
@@ -32,10 +32,12 @@ from rollbook.train.checkpointing import (
     save_checkpoint,
 )
 from rollbook.train.continuity import made_from, state_to_go_on_from
-from rollbook.train.engine import Engine, StepResult
+from rollbook.train.engine import Engine, StepOutput
 from rollbook.train.feed import Feed, make_corpus, told
 from rollbook.train.launch import SETTINGS
-from rollbook.train.model import DTYPES, TrainedModel, load_model
+from rollbook.train.loading import DTYPES, load_model
+from rollbook.train.losses import CrossEntropy
+from rollbook.train.model import Model
 from rollbook.train.optimizer import Optimizer
 from rollbook.train.processes import Processes
 from rollbook.train.schedule import learning_rate, warmup_steps
@@ -96,12 +98,12 @@ class Run:
         self.eval_corpus = self._corpus(settings.data.eval, artifacts) if settings.data.eval else None
         self._prove()
         self.processes.shard(self.model.model, self.model.blocks, DTYPES[settings.model.dtype])
-        optimizer = Optimizer(self.model.parameters(), training)
+        optimizer = Optimizer(self.model.parameters(), training.optimizer)
         if self._compiles:
             # Checkpointing runs blocks again in the backward pass, which a recording does not foresee.
             plain = not processes.are_several and not settings.model.gradient_checkpointing
-            self.model.compile_blocks(replayed=plain and optimizer.takes_over_gradients)
-        self.engine = Engine(self.model, optimizer, processes, max_grad_norm=training.max_grad_norm)
+            self.model.compile_blocks(cuda_graphs=plain and optimizer.frees_model_gradients)
+        self.engine = Engine(self.model, optimizer, processes, dropout=True, entropy=False)
         self.feed = Feed(settings, self.model, self.corpus, processes, full_width=self._compiles)
         self.total_steps = training.max_steps or self.feed.steps_in(training.num_train_epochs)
         epochs = self.feed.epoch_at(self.total_steps)
@@ -141,7 +143,7 @@ class Run:
             warmup=warmup_steps(training, self.total_steps),
             kind=training.lr_scheduler_type,
         )
-        result = self.engine.step(list(self.feed.batches(step)), rate)
+        result = self.engine.step(list(self.feed.batches(step)), CrossEntropy(), rate)
         self._account(step, result, window)
         is_last = step == self.total_steps
         if not result.applied:
@@ -168,7 +170,7 @@ class Run:
         where = f"step {step}/{self.total_steps}"
         self.say(f"{where}: loss {loss:.4f}, grad_norm {norm:.3g}, lr {rate:.3g}, {speed:,.0f} tok/s")
 
-    def _account(self, step: int, result: StepResult, window: Window) -> None:
+    def _account(self, step: int, result: StepOutput, window: Window) -> None:
         window.add(result)
         own = own_state(self.state)
         self.state["global_step"] = step
@@ -224,7 +226,7 @@ class Run:
             self.state |= {key: value for key, value in stored.items() if key not in as_set}
         own_state(self.state)["made_from"] = origin
 
-    def _load(self, checkpoint: Path | None) -> TrainedModel:
+    def _load(self, checkpoint: Path | None) -> Model:
         model = self.settings.model
         # Sharded weights stay in float32 and are computed with in `dtype`; one process keeps copies instead.
         dtype = torch.float32 if self.processes.are_several else DTYPES[model.dtype]
@@ -249,20 +251,20 @@ class Run:
                 "data.max_length, or raise max_position_embeddings in the model's config"
             )
         self._prove_that_it_stops()
-        probes = selftests.probes([self.corpus[0], self.corpus[len(self.corpus) - 1]])
+        probes = checks.probes([self.corpus[0], self.corpus[len(self.corpus) - 1]])
         self.model.use_packing(data.packing != "off")
         if self.model.packs:
             try:
-                problem = selftests.packing_keeps_apart(self.model, probes, device)
+                problem = checks.packing_keeps_apart(self.model, probes, device)
             except torch.OutOfMemoryError:
                 self.say("that packing keeps sequences apart is proven roughly: no memory for float32")
                 problem = None
             if problem is not None and data.packing == "on":
-                raise selftests.SelfTestError(f"{problem}; set data.packing: off")
+                raise checks.SelfTestError(f"{problem}; set data.packing: off")
             if problem is not None:
                 self.say(f"packing is off: {problem}")
                 self.model.use_packing(False)
-        if not selftests.head_matches(self.model, probes, device):
+        if not checks.head_matches(self.model, probes, device):
             self.say("the head is run whole: this model does more than a product with it")
             self.model.chunks_head = False
 
@@ -273,10 +275,10 @@ class Run:
         whole = [self.corpus[number] for number in sorted(set(some.tolist()))]
         data = self.settings.data
         if data.too_long == "truncate":  # one that was cut off has no end to look at
-            whole = [sample for sample in whole if len(sample.tokens) < data.max_length]
+            whole = [sample for sample in whole if len(sample.token_T) < data.max_length]
         if not whole:
             self.say("every sample is cut off, so the model does not learn to stop: raise data.max_length")
-        added = self.model.stop_at(selftests.stop_token_is_trained(self.chat, whole))
+        added = self.model.add_eos_tokens(checks.stop_token_is_trained(self.chat, whole))
         if added:
             shown = ", ".join(repr(self.chat.tokenizer.decode([number])) for number in added)
             self.say(f"replies end in {shown}: added to the eos_token_id of generation_config.json")

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from rollbook.errors import BadFileError, UsageError
 from rollbook.runs.random_state import encode_random_state, restore_random_state
-from rollbook.train.model import TrainedModel
+from rollbook.train.model import Model
 from rollbook.train.optimizer import Optimizer
 from rollbook.train.processes import whole
 
@@ -36,7 +36,7 @@ _PICKLE = "optimizer.pt"
 
 
 def save_training_state(
-    directory: Path, model: TrainedModel, optimizer: Optimizer, extra: Mapping[str, Any] | None = None
+    directory: Path, model: Model, optimizer: Optimizer, extra: Mapping[str, Any] | None = None
 ) -> None:
     """Write everything into a directory that exists. All processes call it; `extra` is the first one's."""
     weights = _whole_weights(model)
@@ -55,7 +55,7 @@ def save_training_state(
         _give_modes_of_umask(directory)
 
 
-def load_training_state(directory: Path, model: TrainedModel, optimizer: Optimizer) -> dict[str, Any]:
+def load_training_state(directory: Path, model: Model, optimizer: Optimizer) -> dict[str, Any]:
     """Put back optimiser and random states, and return `extra`.
 
     The weights and the tokenizer are already there: `load_model(..., checkpoint=directory)` reads them.
@@ -81,7 +81,7 @@ def load_training_state(directory: Path, model: TrainedModel, optimizer: Optimiz
     return extra
 
 
-def _restore(path: Path, model: TrainedModel, optimizer: Optimizer) -> None:
+def _restore(path: Path, model: Model, optimizer: Optimizer) -> None:
     names = _names(model)
     try:
         with safe_open(path, framework="pt") as file:
@@ -99,13 +99,13 @@ def _restore(path: Path, model: TrainedModel, optimizer: Optimizer) -> None:
         raise BadFileError(path, str(error)) from None
 
 
-def _named(model: TrainedModel, optimizer: Optimizer) -> Iterable[tuple[str, Tensor]]:
+def _named(model: Model, optimizer: Optimizer) -> Iterable[tuple[str, Tensor]]:
     for name, tensors in zip(_names(model), optimizer.tensors(), strict=True):
         for slot, tensor in tensors.items():
             yield f"{slot}.{name}", tensor
 
 
-def _names(model: TrainedModel) -> list[str]:
+def _names(model: Model) -> list[str]:
     return [name for name, parameter in model.model.named_parameters() if parameter.requires_grad]
 
 
@@ -119,7 +119,7 @@ def _whole_tensors(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     return kept
 
 
-def _whole_weights(model: TrainedModel) -> dict[str, Any] | None:
+def _whole_weights(model: Model) -> dict[str, Any] | None:
     """None where no weight is sharded: the model can save itself."""
     if not any(hasattr(parameter, "full_tensor") for parameter in model.model.parameters()):
         return None

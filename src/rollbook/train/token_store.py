@@ -20,8 +20,8 @@ from rollbook.data.inputs import find_inputs
 from rollbook.policies.chat_format import ChatFormat
 from rollbook.policies.chat_template import TemplateError
 from rollbook.records.complete import is_complete, make_once, read_mark
+from rollbook.train.batch import Example
 from rollbook.train.conversations import read_conversations
-from rollbook.train.packing import Sample
 from rollbook.train.settings import DatasetSettings, DataSettings
 from rollbook.version import __version__
 
@@ -62,10 +62,10 @@ class TokenStore:
     def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         return np.diff(self._ends, prepend=0)
 
-    def __getitem__(self, number: int) -> Sample:
+    def __getitem__(self, number: int) -> Example:
         start = int(self._ends[number - 1]) if number else 0
         inside = slice(start, int(self._ends[number]))
-        return Sample(np.asarray(self._tokens[inside]), np.asarray(self._trained[inside]))
+        return Example(np.asarray(self._tokens[inside]), np.asarray(self._trained[inside]))
 
 
 class Corpus:
@@ -83,7 +83,7 @@ class Corpus:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def __getitem__(self, number: int) -> Sample:
+    def __getitem__(self, number: int) -> Example:
         place = int(np.searchsorted(self._ends, number, side="right"))
         return self.stores[place][number - (int(self._ends[place - 1]) if place else 0)]
 
@@ -128,31 +128,31 @@ def _tokenise(
         for row, conversation in read_conversations(dataset):
             report.rows += 1
             try:
-                whole = Sample(*chat.mask(conversation))
+                whole = Example(*chat.mask(conversation))
             except TemplateError as error:
                 raise TemplateError(f"{row.path}:{row.number}: {error}") from error
             sample = _fitted(whole, data, report)
             if sample is None:
                 continue
             report.samples += 1
-            report.tokens += len(sample.tokens)
-            report.trained_tokens += int(sample.trained[1:].sum())
-            tokens.write(sample.tokens.tobytes())
-            trained.write(sample.trained.tobytes())
+            report.tokens += len(sample.token_T)
+            report.trained_tokens += int(sample.trained_T[1:].sum())
+            tokens.write(sample.token_T.tobytes())
+            trained.write(sample.trained_T.tobytes())
             ends.write(np.int64(report.tokens).tobytes())
     report.parts_not_rendered = chat.dropped - dropped_before
     (directory / "report.json").write_bytes(msgspec.json.encode(report))
 
 
-def _fitted(sample: Sample, data: DataSettings, report: TokenReport) -> Sample | None:
-    if len(sample.tokens) > data.max_length:
+def _fitted(sample: Example, data: DataSettings, report: TokenReport) -> Example | None:
+    if len(sample.token_T) > data.max_length:
         if data.too_long != "truncate":
             report.dropped_too_long += 1
             return None
         report.truncated += 1
-        report.truncated_tokens += len(sample.tokens) - data.max_length
-        sample = Sample(sample.tokens[: data.max_length], sample.trained[: data.max_length])
-    if not sample.trained[1:].any():
+        report.truncated_tokens += len(sample.token_T) - data.max_length
+        sample = Example(sample.token_T[: data.max_length], sample.trained_T[: data.max_length])
+    if not sample.trained_T[1:].any():
         report.dropped_untrained += 1
         return None
     return sample

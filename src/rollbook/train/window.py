@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from rollbook.train.engine import StepResult
+from rollbook.train.engine import StepOutput
 
 Sums = dict[str, float]
 
@@ -25,7 +25,7 @@ class Window:
         self._sums.update(loss=0.0, steps=0, grad_norm=0.0, tokens=0, allocated=0)
         self._tokens_here, self._began = 0, time.monotonic()
 
-    def add(self, result: StepResult) -> None:
+    def add(self, result: StepOutput) -> None:
         sums = self._sums
         sums["loss"] += result.loss
         sums["steps"] += 1

@@ -20,8 +20,8 @@ import torch
 
 from rollbook.errors import RollbookError
 from rollbook.policies.chat_format import ChatFormat
-from rollbook.train.model import TrainedModel
-from rollbook.train.packing import Sample, packed_batch, padded_batch
+from rollbook.train.batch import Example, packed_batch, padded_batch
+from rollbook.train.model import Model
 
 # Two orders of summation differ by rounding; a neighbour that leaks in changes losses by whole percents.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
@@ -32,15 +32,16 @@ class SelfTestError(RollbookError):
     """Training would have gone wrong without anybody seeing it."""
 
 
-def probes(samples: Sequence[Sample]) -> list[Sample]:
+def probes(samples: Sequence[Example]) -> list[Example]:
     """Two short pieces of real data."""
     return [
-        Sample(sample.tokens[:_PROBE_TOKENS], sample.trained[:_PROBE_TOKENS] | True) for sample in samples[:2]
+        Example(sample.token_T[:_PROBE_TOKENS], sample.trained_T[:_PROBE_TOKENS] | True)
+        for sample in samples[:2]
     ]
 
 
 @contextmanager
-def in_float32(model: TrainedModel) -> Iterator[None]:
+def in_float32(model: Model) -> Iterator[None]:
     """Widening and rounding back changes no bit of a bfloat16 weight."""
     halves = [
         tensor
@@ -56,7 +57,7 @@ def in_float32(model: TrainedModel) -> Iterator[None]:
             tensor.data = tensor.data.bfloat16()
 
 
-def packing_keeps_apart(model: TrainedModel, samples: Sequence[Sample], device: torch.device) -> str | None:
+def packing_keeps_apart(model: Model, samples: Sequence[Example], device: torch.device) -> str | None:
     """None if it does; else what was seen. The model must be set to pack already."""
     problem = _apart(model, samples, device)  # with the kernels that training will use
     if problem is None and model.head_dtype is not torch.float32:
@@ -66,21 +67,21 @@ def packing_keeps_apart(model: TrainedModel, samples: Sequence[Sample], device: 
 
 
 @torch.no_grad()
-def _apart(model: TrainedModel, samples: Sequence[Sample], device: torch.device) -> str | None:
+def _apart(model: Model, samples: Sequence[Example], device: torch.device) -> str | None:
     was_training = model.model.training
-    model.model.eval()
+    model.use_dropout(False)
     try:
-        together = model.logprobs(packed_batch(samples).to(device))
-        alone = torch.cat([model.logprobs(packed_batch([sample]).to(device)) for sample in samples])
+        together = model.outputs(packed_batch(samples).to(device)).logprob_N
+        alone = torch.cat([model.outputs(packed_batch([sample]).to(device)).logprob_N for sample in samples])
         model.use_packing(False)
-        plain = torch.cat([model.logprobs(padded_batch([sample]).to(device)) for sample in samples])
+        plain = torch.cat([model.outputs(padded_batch([sample]).to(device)).logprob_N for sample in samples])
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a model's own code, asked for something it was not made for
         return f"the model cannot run a packed batch ({type(error).__name__}: {error})"
     finally:
         model.use_packing(True)
-        model.model.train(was_training)
+        model.use_dropout(was_training)
     tolerance = _TOLERANCE.get(model.head_dtype, 5e-2)
     for name, other in (("alone", alone), ("without packing", plain)):
         worst = float((together - other).abs().max())
@@ -89,7 +90,7 @@ def _apart(model: TrainedModel, samples: Sequence[Sample], device: torch.device)
     return None
 
 
-def head_matches(model: TrainedModel, samples: Sequence[Sample], device: torch.device) -> bool:
+def head_matches(model: Model, samples: Sequence[Example], device: torch.device) -> bool:
     """Whether the chunked head gives what the model's own logits give."""
     if not model.chunks_head:
         return False
@@ -101,29 +102,29 @@ def head_matches(model: TrainedModel, samples: Sequence[Sample], device: torch.d
 
 
 @torch.no_grad()
-def _same_head(model: TrainedModel, samples: Sequence[Sample], device: torch.device) -> bool:
+def _same_head(model: Model, samples: Sequence[Example], device: torch.device) -> bool:
     batch = (packed_batch if model.packs else padded_batch)(samples).to(device)
     was_training = model.model.training
-    model.model.eval()
-    chunked = model.logprobs(batch)
+    model.use_dropout(False)
+    chunked = model.outputs(batch).logprob_N
     model.chunks_head = False
     try:
-        own = model.logprobs(batch)
+        own = model.outputs(batch).logprob_N
     finally:
         model.chunks_head = True
-        model.model.train(was_training)
+        model.use_dropout(was_training)
     tolerance = _TOLERANCE.get(model.head_dtype, 5e-2)
     return bool(torch.allclose(chunked, own, rtol=tolerance, atol=tolerance))
 
 
-def stop_token_is_trained(chat: ChatFormat, samples: Sequence[Sample]) -> set[int]:
+def stop_token_is_trained(chat: ChatFormat, samples: Sequence[Example]) -> set[int]:
     """The last learned token of a reply must be one that ends it. Returns those there are."""
     found = set()
     for sample in samples:
-        places = sample.trained.nonzero()[0]
+        places = sample.trained_T.nonzero()[0]
         if not len(places):
             raise SelfTestError("a sample has no token to learn; look at it with --dry-run")
-        last = int(sample.tokens[places[-1]])
+        last = int(sample.token_T[places[-1]])
         if last not in chat.stop_ids:
             shown = chat.tokenizer.decode([last])
             raise SelfTestError(

@@ -1,0 +1,105 @@
+"""What a loss is: a frozen struct whose fields are its settings, and whose call is its formula.
+
+`loss: {name: ppo, clip_high: 0.28}` in a config becomes such a struct, and the struct is what the record says
+about the loss. A loss of your own is a subclass that you pass to the engine; nothing has to be registered.
+
+A loss returns a SUM over tokens: the engine divides it by the weight of all trained tokens of the step, which
+is fixed before the loss leaves any out. It also returns the per-token facts it used, detached, so that
+metrics and exports never compute them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import ClassVar, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+
+LOG_RATIO_CAP = (
+    20.0  # exp(20) is five hundred million; beyond it the ratio stays there, and the token is counted
+)
+
+
+class Reason(IntEnum):
+    """Why a token did or did not move the weights. The first ones a loss decides, the others are known
+    before."""
+
+    TRAINED = 0
+    CLIPPED_HIGH = 1
+    CLIPPED_LOW = 2
+    BAND = 3  # the probability moved too far
+    PROMPT = 10
+    ENVIRONMENT = 11
+    TRUNCATED = 12
+    CONSTANT_GROUP = 13
+
+
+class LossInputs(NamedTuple):
+    """What a loss is given: one value per trained token, float32; `example_N` says which belong together."""
+
+    logprob_N: Tensor
+    example_N: Tensor
+    columns_N: Mapping[str, Tensor]
+
+    def column(self, name: str) -> Tensor:
+        """A column that the loss cannot do without."""
+        try:
+            return self.columns_N[name]
+        except KeyError:
+            raise ValueError(f"the loss needs the column {name!r}, which no example has") from None
+
+
+class LossOutput(NamedTuple):
+    loss_sum: Tensor
+    facts_N: dict[str, Tensor]  # ratio, kept, reason, clamped, ...: detached
+
+
+class Loss(msgspec.Struct, tag_field="name", frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Subclass it with a `tag`, its settings as fields, and `__call__`."""
+
+    samples: ClassVar[bool] = (
+        True  # whether its tokens were sampled by a policy, so that entropy is of interest
+    )
+
+    def __call__(self, given: LossInputs) -> LossOutput:
+        raise NotImplementedError(f"{type(self).__name__} has no formula: define __call__")
+
+
+class Ratio(NamedTuple):
+    """pi / mu of each token: how much likelier it is now than when it was sampled."""
+
+    log_N: Tensor  # as it is
+    ratio_N: Tensor  # of the log ratio between -20 and 20, with no gradient outside
+    clamped_N: Tensor
+
+
+def ratio_of(given: LossInputs) -> Ratio:
+    log_N = given.logprob_N - given.column("sampled_logprob")
+    clamped_N = log_N.detach().abs() > LOG_RATIO_CAP
+    return Ratio(log_N, log_N.clamp(-LOG_RATIO_CAP, LOG_RATIO_CAP).exp(), clamped_N)
+
+
+def weighted_sum(loss_N: Tensor, given: LossInputs) -> Tensor:
+    """The sum with the weight of each token; one of weight 0 adds nothing, whatever its loss is."""
+    weight_N = given.columns_N.get("weight")
+    if weight_N is None:
+        return loss_N.sum()
+    return torch.where(weight_N > 0, weight_N * loss_N, 0.0).sum()
+
+
+def facts_of(ratio: Ratio, reason_N: Tensor) -> dict[str, Tensor]:
+    """The facts that every loss with a ratio reports."""
+    return {
+        "ratio": ratio.ratio_N.detach(),
+        "kept": reason_N == Reason.TRAINED,
+        "reason": reason_N,
+        "clamped": ratio.clamped_N,
+    }
+
+
+def reasons(kept_N: Tensor, why: Reason) -> Tensor:
+    """TRAINED where kept, else `why`."""
+    return torch.where(kept_N, int(Reason.TRAINED), int(why)).to(torch.int8)

@@ -79,7 +79,8 @@ def test_rollouts_steps_and_transcripts_join(sample_run: Path) -> None:
     ]
     keys = "run, split, iteration, group_idx, traj_idx"
     joined = (
-        f"select count(*), sum(s.ac_len) from steps s join transcripts t using ({keys}, step_idx, task_id)"
+        f"select count(*), sum(s.ac_len) from steps s join transcripts t using ({keys}, step_idx, task_id) "
+        "where role = 'assistant'"
     )
     assert rows(joined, sample_run) == [
         (sum(len(s.steps) for s in summaries), sum(s.ac_len for s in summaries))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollbook.errors import BadLineError
+from rollbook.records.checkpoints import CheckpointRecord
 from rollbook.records.jsonl import Line
+from rollbook.records.plain import encode
 from rollbook.records.record import Record, decode_line, decode_record, read_records
 
 PATH = Path("log.jsonl")
@@ -164,3 +168,22 @@ def test_any_unknown_keys_survive(unknown: dict[str, Any], reward: float | None)
         key: value for key, value in unknown.items() if key != "nonfinite"
     }
     assert again.encode() == record.encode()
+
+
+def test_names_of_numbers_that_were_not_finite_add_up() -> None:
+    line = {"name": "x", "old": None, "nonfinite": ["old"]}
+    record = CheckpointRecord.from_plain(line)
+    record.extra["new"] = math.nan
+    assert json.loads(record.encode()) == {"name": "x", "old": None, "nonfinite": ["old", "new"], "new": None}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(1.5, [1, 2.5], [[1], {"a": None}], 2**70, [2**70], [0.5, 2**2000], True, (1, 2), "a\ud800"),
+        *(np.float32(0.5), [np.int64(3)], {1: 2}, math.inf, [1.0, -math.inf], {"a": [{"b": math.nan}]}),
+    ],
+)
+def test_a_line_is_the_same_whether_or_not_its_values_are_plain(value: object) -> None:
+    record = CheckpointRecord(name="x", extra={"value": value})
+    assert json.loads(record.encode()) == json.loads(encode(record.to_plain()))

@@ -174,11 +174,10 @@ def test_a_failure_without_a_size_is_recorded_and_keeps_no_secret(tmp_path: Path
         pytest.raises(PermissionError),
         Run(tmp_path) as run,
         run.rollouts(0) as rollouts,
-        rollouts.group(0) as group,
+        rollouts.group(0),
     ):
-        group.add(one())
         raise PermissionError(f"401 for Authorization: Bearer {key}")
-    _, failed = open_run(tmp_path).rollouts()
+    (failed,) = open_run(tmp_path).rollouts()
     assert failed.status == "error"
     assert all(key not in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
 

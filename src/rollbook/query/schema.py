@@ -107,7 +107,7 @@ logs JSON of the environment
     "transcripts": _columns(
         _RUN
         + _PLACE
-        + "step_idx BIGINT the turn; assistant messages have it\n"
+        + "step_idx BIGINT the turn; messages of the prompt have none\n"
         + _TASK
         + """
 message_idx BIGINT the place in the conversation

@@ -19,7 +19,7 @@ import orjson
 
 from rollbook.errors import BadLineError
 from rollbook.records.jsonl import Line, read_lines
-from rollbook.records.plain import Plain, encode, to_plain
+from rollbook.records.plain import Plain, encode, is_plain, to_plain
 
 NONFINITE = "nonfinite"
 
@@ -38,21 +38,33 @@ class Record(msgspec.Struct, kw_only=True):
         record.extra = extra
         return record
 
-    def to_plain(self) -> dict[str, Plain]:
-        values = {}
-        for name in _field_names(type(self)):
-            value = getattr(self, name)
-            if value is not None or name in self.REQUIRED:
-                values[name] = value
-        nonfinite: list[str] = []
-        plain: dict[str, Plain] = to_plain(values, "", nonfinite)
+    def content(self) -> dict[str, Any]:
+        """The keys and values of the line, as they were given; nested records as dicts."""
+        required = self.REQUIRED
+        values = {
+            name: value
+            for name in _field_names(type(self))
+            if (value := getattr(self, name)) is not None or name in required
+        }
         if self.extra:
-            plain.update(to_plain({k: v for k, v in self.extra.items() if k not in plain}, "", nonfinite))
+            values |= {name: value for name, value in self.extra.items() if name not in values}
+        return values
+
+    def to_plain(self) -> dict[str, Plain]:
+        nonfinite: list[str] = []
+        plain: dict[str, Plain] = to_plain(self.content(), "", nonfinite)
         if nonfinite:
-            plain[NONFINITE] = nonfinite
+            known = plain.get(NONFINITE) or []
+            plain[NONFINITE] = [*known, *(name for name in nonfinite if name not in known)]
         return plain
 
     def encode(self) -> bytes:
+        content = self.content()
+        try:
+            if is_plain(content):
+                return encode(content)
+        except (TypeError, OverflowError):  # a whole number beyond 64 bits
+            pass
         return encode(self.to_plain())
 
 

@@ -41,6 +41,27 @@ class RunningMean:
         return math.sqrt(self._squares / self.count) if self.count else 0.0
 
 
+class _Lengths:
+    """Tokens of the turns whose length is known."""
+
+    def __init__(self) -> None:
+        self.turns = self.tokens = 0
+
+    def add(self, length: int) -> None:
+        self.turns += 1
+        self.tokens += length
+
+    def report(self, name: str, turns: int) -> dict[str, float]:
+        values: dict[str, float] = {}
+        if self.turns:
+            values[f"{name}_per_turn"] = self.tokens / self.turns
+        if self.turns or not turns:
+            values[f"total_{name}"] = self.tokens
+        if self.turns < turns:
+            values[f"{name}_per_turn:count"] = self.turns
+        return values
+
+
 class _Scope:
     """The numbers of all trajectories, or of those with one tag."""
 
@@ -49,7 +70,8 @@ class _Scope:
         self.reward = RunningMean()
         self.metrics: dict[str, RunningMean] = defaultdict(RunningMean)
         self.stops: Counter[str] = Counter()
-        self.ok = self.failed = self.turns = self.ac_tokens = self.ob_tokens = 0
+        self.ac_tokens, self.ob_tokens = _Lengths(), _Lengths()
+        self.ok = self.failed = self.turns = 0
 
     def add(self, summary: RolloutSummary, metrics: dict[str, float]) -> None:
         group = self.groups[summary.group_idx]
@@ -58,8 +80,11 @@ class _Scope:
             return
         self.ok += 1
         self.turns += len(summary.steps)
-        self.ac_tokens += sum(step.ac_len for step in summary.steps)
-        self.ob_tokens += sum(step.ob_len for step in summary.steps)
+        for step in summary.steps:
+            if step.ac_len is not None:
+                self.ac_tokens.add(step.ac_len)
+            if step.ob_len is not None:
+                self.ob_tokens.add(step.ob_len)
         if summary.stop_reason:
             self.stops[summary.stop_reason] += 1
         if summary.total_reward is not None and math.isfinite(summary.total_reward):
@@ -82,12 +107,11 @@ class _Scope:
             values["reward/min"], values["reward/max"] = self.reward.low, self.reward.high
         if self.ok > self.reward.count:
             values["reward/total:count"] = self.reward.count
-        if self.turns:
-            values["ac_tokens_per_turn"] = self.ac_tokens / self.turns
-            values["ob_tokens_per_turn"] = self.ob_tokens / self.turns
-            values["turns_per_episode"] = self.turns / self.ok
         values |= {"total_episodes": self.ok, "total_turns": self.turns}
-        values |= {"total_ac_tokens": self.ac_tokens, "total_ob_tokens": self.ob_tokens}
+        if self.turns:
+            values["turns_per_episode"] = self.turns / self.ok
+        for name, lengths in (("ac_tokens", self.ac_tokens), ("ob_tokens", self.ob_tokens)):
+            values |= lengths.report(name, self.turns)
         for reason, count in self.stops.items():
             values[f"stop/{reason}"] = count / self.ok
         return values | self._by_group()

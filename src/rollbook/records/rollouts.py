@@ -3,24 +3,25 @@
 Every trajectory that was asked for leaves a line. One that failed has `status: "error"`, its `error`, and
 no reward: a failure is never a zero. `group_idx` is the place of the problem in the batch and does not
 shift when another group fails; `task_id` is the problem's own name and is the same in every iteration and
-every run; (`run_id`, `split`, `iteration`, `group_idx`, `traj_idx`) joins with transcripts and logtree.
+every run, `task_digest` is of the messages and tools that the policy was shown; (`run_id`, `split`,
+`iteration`, `group_idx`, `traj_idx`) joins with transcripts and logtree.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, ClassVar, Self
 
 import msgspec
 
-from rollbook.records.plain import Plain, encode, to_plain
+from rollbook.errors import UsageError
+from rollbook.records.plain import Plain
 from rollbook.records.record import Record
 from rollbook.records.redact import redact_text
+from rollbook.records.turns import Message, Turn, lengths_of
 
 SCHEMA_VERSION = 1
-Message = Mapping[str, Any]  # role, content, and whatever else the chat format has
 
 
 class Status(StrEnum):
@@ -29,13 +30,13 @@ class Status(StrEnum):
 
 
 class Step(Record, kw_only=True):
-    """One turn: what was seen, what was said, what it earned. The writer fills in `step_idx`."""
+    """The numbers of one turn. The writer fills in `step_idx`; a length that nobody knows is None."""
 
-    REQUIRED: ClassVar[frozenset[str]] = frozenset({"reward"})
+    REQUIRED: ClassVar[frozenset[str]] = frozenset({"reward", "ob_len", "ac_len"})
 
     step_idx: int = 0
-    ob_len: int = 0
-    ac_len: int = 0
+    ob_len: int | None = 0  # tokens that the policy saw before this turn
+    ac_len: int | None = 0  # tokens that it sampled
     reward: float | None = 0.0
     episode_done: bool = False
     metrics: dict[str, Any] = {}
@@ -43,11 +44,19 @@ class Step(Record, kw_only=True):
 
 
 class Trajectory(msgspec.Struct, kw_only=True):
-    """What a training loop hands over for one rollout; ids and totals are added when it is recorded."""
+    """What a training loop hands over for one rollout; ids and totals are added when it is recorded.
 
-    steps: list[Step] = []
+    `prompt` and `turns` say everything: messages and steps follow from them. A loop without turns gives
+    `messages`, and `steps` with the numbers of its turns: their last replies are the steps', and what stands
+    before is the prompt.
+    """
+
+    prompt: Sequence[Message] = ()
+    turns: Sequence[Turn] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+    steps: Sequence[Step] = ()
     messages: Sequence[Message] = ()
-    final_reward: float = 0.0  # the part of the reward given to the whole episode, on top of the steps'
+    final_reward: float | None = 0.0  # of the whole episode, on top of the turns'; None: unknown
     metrics: dict[str, Any] = {}
     stop_reason: str | None = None
     final_ob_len: int = 0
@@ -67,16 +76,17 @@ class Trajectory(msgspec.Struct, kw_only=True):
         stop_reason: str | None = None,
     ) -> Self:
         """A prompt, one answer, one reward: the usual case."""
-        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        said = {"role": "assistant", "content": completion} if isinstance(completion, str) else completion
+        shown = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        reply = {"role": "assistant", "content": completion} if isinstance(completion, str) else completion
         step = Step(ob_len=ob_len, ac_len=ac_len, reward=reward, metrics=metrics or {}, logs=logs or {})
-        return cls(steps=[step], messages=[*asked, said], stop_reason=stop_reason)
+        return cls(prompt=shown, turns=[Turn(messages=[dict(reply)])], steps=[step], stop_reason=stop_reason)
 
     def total_reward(self) -> float | None:
-        """The sum; unknown when the reward of some step is."""
-        if any(step.reward is None for step in self.steps):
+        """The sum; unknown when a part of it is."""
+        parts = [self.final_reward, *(part.reward for part in self.steps or self.turns)]
+        if any(part is None for part in parts):
             return None
-        return float(self.final_reward) + sum(float(step.reward or 0.0) for step in self.steps)
+        return sum(float(part) for part in parts if part is not None)
 
 
 class RolloutSummary(Record, kw_only=True):
@@ -99,6 +109,7 @@ class RolloutSummary(Record, kw_only=True):
     run_id: str | None = None
     task_id: str | None = None
     status: Status = Status.OK
+    task_digest: str | None = None  # of what the policy was shown
     stop_reason: str | None = None
     error: str | None = None
 
@@ -110,65 +121,81 @@ class RolloutSummary(Record, kw_only=True):
             summary.stop_reason = _one_hot_stop_reason(summary.steps)
         return summary
 
-    def to_plain(self) -> dict[str, Plain]:
-        # Steps are flattened here rather than by the generic walk: they carry unknown keys of their own.
-        steps, self.steps = self.steps, []
-        try:
-            plain = super().to_plain()
-        finally:
-            self.steps = steps
-        nonfinite: list[str] = plain.pop("nonfinite", [])
-        plain["steps"] = [_step_to_plain(step, index, nonfinite) for index, step in enumerate(steps)]
-        if nonfinite:
-            plain["nonfinite"] = nonfinite
-        return plain
+    def content(self) -> dict[str, Any]:
+        content = super().content()
+        content["steps"] = [step.content() for step in self.steps]
+        return content
 
     @property
-    def ac_len(self) -> int:
-        return sum(step.ac_len for step in self.steps)
+    def ac_len(self) -> int | None:
+        lengths = [step.ac_len for step in self.steps]
+        return None if None in lengths else sum(length or 0 for length in lengths)
 
 
 def summarize(trajectory: Trajectory, **ids: Any) -> RolloutSummary:
     """The line of a trajectory that came to its end."""
+    final = trajectory.final_reward
     return RolloutSummary(
         **ids,
         total_reward=trajectory.total_reward(),
-        final_reward=float(trajectory.final_reward),
-        **_rest(trajectory),
+        final_reward=None if final is None else float(final),
+        **_common_fields(trajectory),
     )
 
 
 def summarize_failure(error: BaseException | str, partial: Trajectory | None, **ids: Any) -> RolloutSummary:
     """The line of one that did not: no reward, but whatever it did until then."""
-    rest = _rest(partial) if partial is not None else {}
+    rest = _common_fields(partial) if partial is not None else {}
     return RolloutSummary(**ids, status=Status.ERROR, error=describe_error(error), **rest)
 
 
-def _rest(trajectory: Trajectory) -> dict[str, Any]:
-    last = len(trajectory.steps) - 1
+def _common_fields(trajectory: Trajectory) -> dict[str, Any]:
     return {
         "trajectory_metrics": trajectory.metrics,
-        "steps": [_numbered(step, index, index == last) for index, step in enumerate(trajectory.steps)],
+        "steps": _steps_of(trajectory),
         "final_ob_len": int(trajectory.final_ob_len),
         "stop_reason": None if trajectory.stop_reason is None else str(trajectory.stop_reason),
         "extra": trajectory.extra,
     }
 
 
-def _numbered(step: Step, index: int, is_last: bool) -> Step:
-    """A copy, so that the loop may use its Step again; lengths are whole numbers on the disk."""
-    lengths = {"ob_len": int(step.ob_len), "ac_len": int(step.ac_len)}
-    return msgspec.structs.replace(step, step_idx=index, episode_done=is_last, **lengths)
+def _steps_of(trajectory: Trajectory) -> list[Step]:
+    """New steps, so that the loop may use its own again; lengths are whole numbers on the disk."""
+    if trajectory.steps and trajectory.turns and len(trajectory.steps) != len(trajectory.turns):
+        raise UsageError(f"{len(trajectory.steps)} steps for {len(trajectory.turns)} turns; leave steps out")
+    parts: Sequence[Step | Turn] = trajectory.steps or trajectory.turns
+    lengths = lengths_of(trajectory.turns) if not trajectory.steps else []
+    last = len(parts) - 1
+    steps = []
+    for index, part in enumerate(parts):
+        seen, sampled = (part.ob_len, part.ac_len) if isinstance(part, Step) else lengths[index]
+        steps.append(
+            Step(
+                step_idx=index,
+                ob_len=None if seen is None else int(seen),
+                ac_len=None if sampled is None else int(sampled),
+                reward=part.reward,
+                episode_done=index == last,
+                metrics=part.metrics,
+                logs=part.logs,
+                extra=part.extra if isinstance(part, Step) else {},
+            )
+        )
+    return steps
 
 
-def task_id_of(messages: Iterable[Message]) -> str:
-    """A name for a problem that brought none: a hash of its prompt, the same in every run."""
-    prompt = []
-    for message in messages:
-        if message.get("role") == "assistant":
-            break
-        prompt.append(to_plain({"role": message.get("role"), "content": message.get("content")}))
-    return "sha256:" + hashlib.sha256(encode(prompt)).hexdigest()[:16]
+def prompt_of(trajectory: Trajectory) -> Sequence[Message]:
+    """All messages that the policy saw before its first turn."""
+    if trajectory.prompt or trajectory.turns:
+        return trajectory.prompt
+    replies = reply_places(trajectory)
+    return trajectory.messages[: replies[0]] if replies else trajectory.messages
+
+
+def reply_places(trajectory: Trajectory) -> list[int]:
+    """Where in `messages` the reply of each step is; replies before those belong to the prompt."""
+    places = [at for at, message in enumerate(trajectory.messages) if message.get("role") == "assistant"]
+    return places[-len(trajectory.steps) :] if trajectory.steps else places
 
 
 def describe_error(error: BaseException | str) -> str:
@@ -177,12 +204,6 @@ def describe_error(error: BaseException | str) -> str:
         return redact_text(error)
     text = str(error)
     return redact_text(f"{type(error).__name__}: {text}" if text else type(error).__name__)
-
-
-def _step_to_plain(step: Step, index: int, nonfinite: list[str]) -> dict[str, Plain]:
-    plain = step.to_plain()
-    nonfinite += [f"steps.{index}.{key}" for key in plain.pop("nonfinite", ())]
-    return plain
 
 
 def _one_hot_stop_reason(steps: list[Step]) -> str | None:

@@ -50,6 +50,25 @@ class Turn(msgspec.Struct, kw_only=True):
         return self.messages[0]
 
 
+def lengths_of(turns: Sequence[Turn]) -> list[tuple[int | None, int | None]]:
+    """For each turn, how many tokens the policy saw and how many it sampled; None where nobody knows."""
+    lengths: list[tuple[int | None, int | None]] = []
+    before: int | None = 0  # tokens of the row so far
+    for turn in turns:
+        seen = None if turn.usage is None else turn.usage.input_tokens
+        sampled = None if turn.usage is None else turn.usage.output_tokens
+        if turn.new_row is not None:
+            before = 0
+        if turn.prompt_token_ids is not None and before is not None:
+            seen = before + len(turn.prompt_token_ids)
+        if turn.token_ids is not None:
+            sampled = len(turn.token_ids)
+        is_counted = turn.prompt_token_ids is not None and turn.token_ids is not None
+        before = seen + sampled if is_counted and seen is not None and sampled is not None else None
+        lengths.append((seen, sampled))
+    return lengths
+
+
 class TokenRow(NamedTuple):
     """A run of turns whose tokens continue each other: one row of training data."""
 

@@ -9,6 +9,7 @@ from typing import Any
 from rollbook.records import logtree
 from rollbook.records.plain import is_finite
 from rollbook.records.rollouts import RolloutSummary, Status, Trajectory
+from rollbook.records.transcripts import numbered_messages
 
 _ROW = dict[str, Any]
 
@@ -89,8 +90,8 @@ def add_trajectory(node: logtree.Node, summary: RolloutSummary, trajectory: Traj
     with logtree.under(node), logtree.scope(f"Trajectory {summary.traj_idx} · {reward}", **ids):
         if summary.error:
             logtree.text(f"failed: {summary.error}")
-        if trajectory is not None and trajectory.messages:
-            logtree.conversation(trajectory.messages, **ids)
+        if trajectory is not None and (messages := numbered_messages(trajectory)):
+            logtree.conversation(messages, **ids)
         notes = [{"turn": step.step_idx, **step.logs} for step in summary.steps if step.logs]
         if notes:
             logtree.table(notes, caption="Diagnostics")

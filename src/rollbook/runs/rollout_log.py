@@ -17,6 +17,7 @@ from typing import Any
 
 from rollbook.errors import UsageError
 from rollbook.records import logtree
+from rollbook.records.identity import task_digest, task_id
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.layout import TRAIN, Artifact
 from rollbook.records.locks import FileLock
@@ -24,11 +25,11 @@ from rollbook.records.rollout_stats import RolloutStats
 from rollbook.records.rollouts import (
     RolloutSummary,
     Trajectory,
+    prompt_of,
     summarize,
     summarize_failure,
-    task_id_of,
 )
-from rollbook.records.transcripts import transcribe
+from rollbook.records.transcripts import transcript_of
 from rollbook.runs.report import GroupReport, add_details, add_trajectory, spread_over_rewards
 
 
@@ -51,24 +52,20 @@ class GroupLog:
         self._size = size
         self._ids = ids
         self._recorded: set[int] = set()
+        self._shown: tuple[list[dict[str, Any]], list[Any]] | None = None
+        self._digest: str | None = None  # of what was shown last
         self._guard = threading.RLock()
         self.report = GroupReport(group_idx)
 
     def add(self, trajectory: Trajectory, traj_idx: int | None = None) -> RolloutSummary:
         """Record a trajectory that came to its end."""
-        if self.task_id is None and trajectory.messages:
-            self.task_id = task_id_of(trajectory.messages)
-        summary = summarize(trajectory, **self._all_ids(traj_idx))
-        self._record(summary, trajectory)
-        return summary
+        return self._record(trajectory, None, traj_idx)
 
     def fail(
         self, error: BaseException | str, traj_idx: int | None = None, partial: Trajectory | None = None
     ) -> RolloutSummary:
         """Record a trajectory that did not; what it said until then may be given as `partial`."""
-        summary = summarize_failure(error, partial, **self._all_ids(traj_idx))
-        self._record(summary, partial)
-        return summary
+        return self._record(partial, error, traj_idx)
 
     @contextmanager
     def trajectory(self, traj_idx: int) -> Iterator[None]:
@@ -82,34 +79,51 @@ class GroupLog:
                 self.fail(error, traj_idx)
             raise
 
-    def _all_ids(self, traj_idx: int | None) -> dict[str, Any]:
+    def _record(
+        self, trajectory: Trajectory | None, error: BaseException | str | None, traj_idx: int | None
+    ) -> RolloutSummary:
         with self._guard:  # trajectories of one group may end in several threads at once
-            if traj_idx is None:
-                traj_idx = next(index for index in count() if index not in self._recorded)
-            elif traj_idx in self._recorded:
-                raise UsageError(f"trajectory {traj_idx} of group {self.group_idx} is already recorded")
-            self._recorded.add(traj_idx)
-        return {
-            **self._ids,
-            "group_idx": self.group_idx,
-            "traj_idx": traj_idx,
-            "task_id": self.task_id,
-        }
-
-    def _record(self, summary: RolloutSummary, trajectory: Trajectory | None) -> None:
-        self._log.write(summary, trajectory)
-        with self._guard:
+            ids = {**self._ids, "group_idx": self.group_idx, **self._task_ids(trajectory)}
+            ids["traj_idx"] = index = self._free_index(traj_idx)
+            if error is None:
+                assert trajectory is not None
+                summary = summarize(trajectory, **ids)
+            else:
+                summary = summarize_failure(error, trajectory, **ids)
+            self._log.write(summary, trajectory)
+            self._recorded.add(index)  # only now: a trajectory that could not be written can still fail
             self.report.add(summary)
             add_trajectory(self.node, summary, trajectory)
+        return summary
+
+    def _free_index(self, traj_idx: int | None) -> int:
+        if traj_idx is None:
+            return next(index for index in count() if index not in self._recorded)
+        if traj_idx in self._recorded:
+            raise UsageError(f"trajectory {traj_idx} of group {self.group_idx} is already recorded")
+        return traj_idx
+
+    def _task_ids(self, trajectory: Trajectory | None) -> dict[str, str | None]:
+        prompt = [dict(message) for message in prompt_of(trajectory)] if trajectory is not None else []
+        if trajectory is None or not prompt:
+            return {"task_id": self.task_id, "task_digest": None}
+        shown = (prompt, list(trajectory.tools))
+        if shown != self._shown:  # nearly always the same for the whole group
+            self._shown, self._digest = shown, task_digest(*shown)
+        if self.task_id is None:
+            self.task_id = task_id(*shown)
+        return {"task_id": self.task_id, "task_digest": self._digest}
 
     def close(self, error: BaseException | None) -> None:
-        """An exception that left the group fails every trajectory that was still to come."""
+        """An exception that left the group fails every trajectory that was still to come.
+
+        Without a size nobody knows of any, unless none came at all.
+        """
         if error is not None:
-            for traj_idx in range(self._size or 0):
+            expected = self._size if self._size is not None else not self._recorded
+            for traj_idx in range(expected):
                 if traj_idx not in self._recorded:
                     self.fail(error, traj_idx)
-            if self._size is None:
-                self.fail(error)
         expected = self._size if self._size is not None else len(self._recorded)
         self._log.stats.expect(max(expected, len(self._recorded)))
 
@@ -188,7 +202,7 @@ class RolloutLog:
 
     def write(self, summary: RolloutSummary, trajectory: Trajectory | None) -> None:
         summary_line = summary.encode()
-        transcript_line = transcribe(trajectory, summary).encode()
+        transcript_line = transcript_of(trajectory, summary).encode()
         with self._guard:
             # The transcript first: a summary is never without its text.
             self._transcripts.append(transcript_line)

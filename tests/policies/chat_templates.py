@@ -49,8 +49,25 @@ LLAMA3 = (
     "{% if add_generation_prompt %}<|head|>assistant<|/head|>\n\n{% endif %}"
 )
 REWRITES = CHATML.replace(
-    "{{ message.content }}",
-    "{% if loop.last or message.role != 'assistant' %}{{ message.content }}{% endif %}",
+    "<|im_start|>{{ message.role }}\n",
+    "<|im_start|>{{ message.role }}\n{% if message.role == 'assistant' and not loop.last %}(said)<|im_end|>\n"
+    "{% continue %}{% endif %}",
+)
+# The text of a reply is closed before its turn is, and a conversation that is over ends with a token more.
+CLOSES_TWICE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{{ message.content }}{% if message.role == 'assistant' %}<|head|>{% endif %}<|eot|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% else %}<|begin|>{% endif %}"
+)
+# Arguments are joined as text, and a reply's own text stands behind the results of its calls.
+JOINS_ARGUMENTS = (
+    "{% for message in messages %}{% if message.role == 'tool' %}<tool_response>{{ message.content }}"
+    "</tool_response>{% else %}<|im_start|>{{ message.role }}\n"
+    "{% for call in message.tool_calls or [] %}"
+    '{{ \'<tool_call>{"name": "\' + call.function.name + \'", "arguments": \' + call.function.arguments }}}'
+    "</tool_call>{% endfor %}"
+    "{% if message.tool_calls %}<|eot|>{% else %}{{ message.content }}<|im_end|>\n{% endif %}{% endif %}"
+    "{% endfor %}" + _ASKS_FOR_REPLY
 )
 # No token of its own ends a reply: the next role does.
 ENDLESS = (

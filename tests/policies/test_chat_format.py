@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from chat_templates import (
     CHATML,
+    CLOSES_TWICE,
     ENDLESS,
     FORGETS_THOUGHTS,
+    JOINS_ARGUMENTS,
     LLAMA3,
     PREFILLS_THOUGHT,
     REWRITES,
@@ -238,8 +240,30 @@ def test_a_template_that_cannot_be_continued_says_why(template: str, reason: str
     if reason is None:  # only tool results are lost
         assert chat.delta([ASKED], stopped=True) is not None
         reason = "does not render a message of role tool"
-    assert chat.delta([result(0)], stopped=True) is None and reason in chat.why_no_delta
+    assert chat.delta([result(0)], stopped=True, tools=TOOLS) is None and reason in chat.why_no_delta
     assert any("a new row begins after" in line and reason in line for line in chat.check())
+
+
+def test_the_stop_token_is_the_last_that_stays_when_messages_follow(make: Any) -> None:
+    chat = make(CLOSES_TWICE)
+    assert {chat.tokenizer.decode([number]) for number in chat.stop_ids} == {
+        "<|eot|>",
+        "<|im_end|>",
+    }  # its eos
+    delta = chat.delta([ASKED], stopped=False)
+    assert (
+        text(chat, delta) == f"<|eot|>\n<|im_start|>user\n{ASKED['content']}<|eot|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_a_template_that_joins_arguments_as_text_gets_text(make: Any) -> None:
+    chat = make(JOINS_ARGUMENTS)
+    reply = chat.parse(ids_of(chat, f"{CALL}<|eot|>"), tools=TOOLS).message
+    delta = chat.delta([result(0), result(1)], stopped=True, tools=TOOLS, reply=reply)
+    opened = "<|im_start|>assistant\n"
+    assert text(chat, delta) == "<tool_response>2</tool_response><tool_response>2</tool_response>" + opened
+    assert '{"name": "add", "arguments": {"a": 1}}' in text(chat, chat.prompt([ASKED, reply, result(0)]))
+    assert chat.parse(ids_of(chat, "Yes.<|im_end|>")).message["content"] == "Yes."
 
 
 def test_a_template_that_fails_on_one_message_begins_a_new_row(make: Any) -> None:

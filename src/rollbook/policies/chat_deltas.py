@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import takewhile
 from typing import Any, NamedTuple
 
-from rollbook.policies.chat_probes import PROBES, QUESTION, TOOL, call_id
+from rollbook.policies.chat_probes import PROBES, QUESTION, TOOL, call_id, probe_word
 from rollbook.policies.chat_template import ChatTemplate, Message, Protected, TemplateError
 
 _MARKER = "REPLY-HERE"
@@ -52,29 +53,33 @@ class Deltas:
     @cached_property
     def _ends(self) -> list[str]:
         """What the template writes at the end of a reply, first for one without calls."""
-        if not self._template.source:
-            return []
-        plain: Message = {"role": "assistant", "content": _MARKER}
-        found = [self._end_of(plain)]
-        for kind in ("parallel tool calls", "a tool call"):
-            try:
-                found.append(self._end_of({**PROBES[kind], "content": _MARKER}))
-            except TemplateError:
-                continue
-            break
+        closing = self._behind_reply_to(QUESTION)
+        # Some write a further token where nothing follows, others close the text before they close the turn.
+        going_on = zip(closing, self._behind_reply_to(QUESTION, QUESTION), strict=False)
+        common = [one for one, other in takewhile(lambda pair: pair[0] == pair[1], going_on)]
+        found = [*(common or closing[:1])[-1:], self._end_of_calls()]
         return list(dict.fromkeys(end for end in found if end))
 
-    def _end_of(self, reply: Message) -> str | None:
-        """The added token that closes the reply: the last one in it, and the only one of its kind."""
+    def _behind_reply_to(self, *messages: Message) -> list[str]:
+        """The added tokens right behind a reply to the first message, with the others after it."""
+        reply: Message = {"role": "assistant", "content": _MARKER}
         try:
-            given = self._template.protect([QUESTION, reply], [TOOL] if reply.get("tool_calls") else [])
-            prompt, text = self._template.text(given, until=1), self._template.text(given)
+            text = self._template.text(self._template.protect([messages[0], reply, *messages[1:]]))
         except TemplateError:
-            if reply.get("tool_calls"):
-                raise
-            return None
-        said = text[len(prompt) :] if text.startswith(prompt) else text
-        return self._template.closing_token(said)
+            return []
+        return self._template.opening_tokens(text.partition(_MARKER)[2])
+
+    def _end_of_calls(self) -> str | None:
+        """Two calls tell the end of a reply from that of a call; some templates take only one."""
+        for kind in ("parallel tool calls", "a tool call"):
+            try:
+                given = self._template.protect([QUESTION, PROBES[kind]], [TOOL])
+                prompt, text = self._template.text(given, until=1), self._template.text(given)
+            except TemplateError:
+                continue
+            reply = text[len(prompt) :] if text.startswith(prompt) else text
+            return self._template.closing_token(reply) if probe_word(kind) in reply else None
+        return None
 
     @cached_property
     def _ways(self) -> dict[Kind, str]:
@@ -118,6 +123,8 @@ class Deltas:
         while any(marker in str(message) for message in messages) or marker in str(tools):
             marker += "-HERE"
         stand_in = _stand_in(kind, marker, messages, reply)
+        if way == "difference" and "tool_calls" in stand_in:
+            stand_in["content"] = ""  # some templates write it behind the results
         given = self._template.protect([QUESTION, stand_in, *messages], tools)
         try:
             whole = self._template.text(given, opening=True)

@@ -45,3 +45,9 @@ PROBES: dict[str, Message] = {
         "tool_calls": [probe_call(0, "one")],
     },
 }
+
+
+def probe_word(kind: str) -> str:
+    """The argument of the first call of a probe."""
+    word: str = PROBES[kind]["tool_calls"][0]["function"]["arguments"]["word"]
+    return word

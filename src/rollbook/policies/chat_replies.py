@@ -176,7 +176,7 @@ class ReplyParser:
         if best is None:
             raise TemplateError(
                 f"replies cannot be read: none of the response templates ({', '.join(specs)}) gives back a "
-                "plain reply as the chat template renders it"
+                "plain reply as the chat template renders it; give one that fits this tokenizer"
             )
         return best
 

@@ -66,7 +66,8 @@ class ChatTemplate:
         self._added = _any_of(self.id_of)
 
     def protect(self, messages: Iterable[Mapping[str, Any]], tools: Iterable[Any] = ()) -> Protected:
-        plain, chat = with_objects(messages), chat_tools(tools)
+        change = with_objects if self._takes_objects else with_texts
+        plain, chat = change(messages), chat_tools(tools)
         if not _has(self._marks, [plain, chat]):
             return Protected(plain, chat, "")
         cut = next((cut for cut in _CUTS if not _has(re.compile(cut), [plain, chat])), None)
@@ -128,16 +129,35 @@ class ChatTemplate:
         bos: int | None = self.tokenizer.bos_token_id
         return bos if bos is not None and self.tokenizer("x")["input_ids"][:1] == [bos] else None
 
-    def closing_token(self, reply: str) -> str | None:
-        """The token at the end of a rendered reply: nothing but white space follows it, and it is there once.
+    def opening_tokens(self, text: str) -> list[str]:
+        """The added tokens that the text begins with; white space may stand between them."""
+        found = []
+        while match := self._added.match(text.lstrip()):
+            found.append(match[0])
+            text = text.lstrip()[match.end() :]
+        return found
 
-        A mark such as `</tool_call>` is there once for each call, so a reply of several shows the difference.
-        """
-        found = list(self._added.finditer(reply))
-        if not found or reply[found[-1].end() :].strip():
-            return None
-        closing = found[-1][0]
-        return closing if sum(match[0] == closing for match in found) == 1 else None
+    def closing_token(self, text: str) -> str | None:
+        """The token that the text ends with, if it is there once: `</tool_call>` is there for each call."""
+        found = self._added.findall(text)
+        closes = bool(found) and text.rstrip().endswith(found[-1]) and found.count(found[-1]) == 1
+        return found[-1] if closes else None
+
+    @cached_property
+    def _takes_objects(self) -> bool:
+        """Whether arguments of calls are written from objects; a few templates join them as text."""
+        call = {"type": "function", "function": {"name": "look_up", "arguments": {"word": "one"}}}
+        asked = {"role": "user", "content": "What is it?"}
+        given = Protected([asked, {"role": "assistant", "content": "", "tool_calls": [call]}], [], "")
+        try:
+            return bool(self.text(given))
+        except TemplateError:
+            pass
+        call["function"]["arguments"] = '{"word": "one"}'  # type: ignore[index]
+        try:
+            return not self.text(given)
+        except TemplateError:  # it takes no calls at all
+            return True
 
 
 def with_objects(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
@@ -145,21 +165,33 @@ def with_objects(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
 
     Arguments that are no JSON object stay the text the model wrote.
     """
+
+    def as_object(said: str) -> Any:
+        value = read_object(said)
+        return said if value is None else value
+
+    return _with_arguments(messages, str, as_object)
+
+
+def with_texts(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
+    """Arguments of tool calls as text in JSON."""
+    return _with_arguments(messages, dict, lambda said: json.dumps(said, ensure_ascii=False))
+
+
+def _with_arguments(
+    messages: Iterable[Mapping[str, Any]], kind: type, change: Callable[[Any], Any]
+) -> list[Message]:
+    def changed(call: Any) -> Any:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), kind):
+            return call
+        return {**call, "function": {**function, "arguments": change(function["arguments"])}}
+
     made = [dict(message) for message in messages]
     for message in made:
         if message.get("tool_calls"):
-            message["tool_calls"] = [_with_object(call) for call in message["tool_calls"]]
+            message["tool_calls"] = [changed(call) for call in message["tool_calls"]]
     return made
-
-
-def _with_object(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
-        return call
-    arguments = read_object(function["arguments"])
-    if arguments is None:
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def read_object(text: str) -> dict[str, Any] | None:

@@ -25,9 +25,9 @@ from collecting import (
     small_input,
     write_rows,
 )
-from rollbook.collect.retry import RetrySettings
 from rollbook.collect.settings import CollectSettings
 from rollbook.records.locks import FileLock
+from rollbook.rollouts.retry import RetrySettings
 
 WAIT = 60.0
 SLOW = """

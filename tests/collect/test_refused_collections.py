@@ -30,10 +30,10 @@ from fake_servers import Told, chat_answer, serving
 from rollbook.cli.collection_status import progress_of_output, report_of_output
 from rollbook.cli.main import main
 from rollbook.collect.collector import collect, look_ahead
-from rollbook.collect.limits import ThrottledPolicy
 from rollbook.errors import LockedError, RollbookError, UsageError
 from rollbook.records.locks import FileLock
 from rollbook.records.turns import Usage
+from rollbook.rollouts.limits import ThrottledPolicy
 from rollbook.rollouts.types import Completion, Request
 
 SCRIPTED = {"kind": "scripted", "script": ["2"]}

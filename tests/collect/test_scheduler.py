@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollbook.collect.limits import Concurrency
-from rollbook.collect.retry import Attempts, RetrySettings
 from rollbook.collect.rows import Item, Outcome
 from rollbook.collect.scheduler import Scheduler
+from rollbook.rollouts.limits import Concurrency
+from rollbook.rollouts.retry import Attempts, RetrySettings
 from rollbook.rollouts.types import FailureKind
 
 

@@ -19,7 +19,6 @@ import msgspec
 from rollbook.collect.descriptors import with_room
 from rollbook.collect.executor import Executor, LocalExecutor, local_executor
 from rollbook.collect.input_check import InputCheck, begin_check
-from rollbook.collect.limits import Concurrency
 from rollbook.collect.loop import event_loop, seldom_collecting_garbage
 from rollbook.collect.manifest import Manifest, write_manifest
 from rollbook.collect.paths import CollectionFiles
@@ -32,6 +31,7 @@ from rollbook.collect.settings import CollectSettings, seconds
 from rollbook.collect.sink import ResultSink
 from rollbook.errors import Interrupted, WriteError
 from rollbook.records.locks import FileLock, lock_path
+from rollbook.rollouts.limits import Concurrency
 
 _REPORT_EVERY_S = 1.0
 _SHOWN_AGENTS = 5

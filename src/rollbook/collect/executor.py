@@ -15,13 +15,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rollbook.collect.limits import ThrottledPolicy
 from rollbook.collect.rows import Item, Outcome, make_task, output_line, response_so_far
 from rollbook.collect.settings import CollectSettings
 from rollbook.envs.agents import build_agent
 from rollbook.records.redact import redact_text
 from rollbook.records.turns import Usage
 from rollbook.rollouts.failures import NotSent, error_with_place, is_cancellation
+from rollbook.rollouts.limits import ThrottledPolicy
 from rollbook.rollouts.types import Agent, Episode, FailureKind, RolloutFailure, Task
 from rollbook.rollouts.usage import clamp_tokens, known_usage
 

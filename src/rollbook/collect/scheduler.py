@@ -17,10 +17,10 @@ from typing import Protocol
 import msgspec
 
 from rollbook.collect.executor import Executor, cancelled_by_itself
-from rollbook.collect.limits import Concurrency
-from rollbook.collect.retry import Attempts, RetrySettings
 from rollbook.collect.rows import Item, Outcome
 from rollbook.records.plain import utc_now
+from rollbook.rollouts.limits import Concurrency
+from rollbook.rollouts.retry import Attempts, RetrySettings
 from rollbook.rollouts.types import FailureKind
 
 _CLEAN_UP_S = 3.0

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from rollbook.collect.retry import RetrySettings
 from rollbook.errors import UsageError
+from rollbook.rollouts.retry import RetrySettings
 from rollbook.runs.settings import merge, parse_words, read_yaml, refuse_unknown, typed
 
 DEFAULT_FILE = Path("rollbook.yaml")

@@ -20,13 +20,13 @@ import orjson
 from rollbook.collect.journal import WITHOUT_USAGE, Entry, Journal
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.progress import Tally
-from rollbook.collect.retry import Attempts
 from rollbook.collect.rows import Item, Outcome, response_of_reply
 from rollbook.errors import BadLineError
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.plain import encode, utc_now
 from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX, key_of
 from rollbook.records.turns import Usage
+from rollbook.rollouts.retry import Attempts
 from rollbook.rollouts.usage import clamp_tokens
 
 if TYPE_CHECKING:

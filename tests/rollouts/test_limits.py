@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from rollbook.collect import limits
-from rollbook.collect.limits import Bucket, Concurrency, NotSent, ThrottledPolicy
-from rollbook.collect.retry import Attempts, RetrySettings
 from rollbook.records.turns import Usage
+from rollbook.rollouts import limits
+from rollbook.rollouts.limits import Bucket, Concurrency, NotSent, ThrottledPolicy
+from rollbook.rollouts.retry import Attempts, RetrySettings
 from rollbook.rollouts.types import Completion, FailureKind, Request, RolloutFailure
 
 

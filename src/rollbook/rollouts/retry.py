@@ -12,7 +12,10 @@ import random
 
 import msgspec
 
-from rollbook.rollouts.types import FailureKind
+from rollbook.records.plain import utc_now
+from rollbook.records.turns import Usage
+from rollbook.rollouts.types import FailureKind, RolloutFailure
+from rollbook.rollouts.usage import clamp_tokens, known_usage
 
 _MOST_DOUBLINGS = 64  # more than any wait has room for
 
@@ -49,6 +52,22 @@ class Attempts:
 
     def __init__(self) -> None:
         self.failures: list[dict[str, object]] = []
+
+    def note(self, failure: RolloutFailure, seconds: float) -> None:
+        """Note a failure, with the tokens of its turns, which are paid for."""
+        episode = failure.episode
+        usage = Usage() if episode is None else episode.counted or known_usage(episode.turns)
+        self.failures.append(
+            {
+                "kind": str(failure.kind),
+                "message": str(failure),
+                "status": failure.status,
+                "input_tokens": clamp_tokens(usage.input_tokens),
+                "output_tokens": clamp_tokens(usage.output_tokens),
+                "seconds": round(seconds, 3),
+                "at": utc_now(),
+            }
+        )
 
     def may_retry(self, kind: FailureKind, settings: RetrySettings) -> bool:
         same = sum(failure["kind"] == kind for failure in self.failures)

@@ -17,6 +17,7 @@ COMMANDS = {
     "collect": "collect rollouts: every (task, repeat) exactly once",
     "data": "datasets from rollouts: merge, mix, filter, split, pairs, sft and more",
     "sft": "fine-tune a model, with checkpoints, artifacts and handoff",
+    "rl": "train with rewards: sample, compare, learn, and record every token",
     "run": "run any command with a history, a log and a status",
     "status": "how the newest run stands, and what to type next",
     "history": "every run there was; show one, note something on one",

@@ -53,6 +53,7 @@ class TrainStep(msgspec.Struct, kw_only=True):
     """One step of the optimiser; numbers at full precision."""
 
     micro_batches: list[list[TrainRow]]  # in the order of training
+    processes: list[int] | None = None  # how many micro-batches each process took, where there are several
     learning_rate: float
     loss: float | None = None
     grad_norm: float | None = None

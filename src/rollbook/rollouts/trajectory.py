@@ -1,20 +1,18 @@
-"""An episode as the record takes it: the same turns, their messages and their tokens, not a copy."""
+"""The one conversion of a played episode into what is recorded of it."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from rollbook.records.rollouts import Trajectory
 from rollbook.rollouts.types import Episode
 
 
-def trajectory_of(episode: Episode, *, metrics: dict[str, Any] | None = None) -> Trajectory:
-    """`metrics` of the job's own (an advantage) join those of the episode."""
+def trajectory_of(episode: Episode) -> Trajectory:
+    """The same turns, as the record takes them; nothing is copied and nothing is left out."""
     return Trajectory(
         prompt=episode.prompt,
         turns=episode.turns,
         tools=episode.tools,
         final_reward=episode.final_reward,
-        metrics={**episode.metrics, **(metrics or {})},
+        metrics=episode.metrics,
         stop_reason=episode.stop_reason,
     )

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+T = TypeVar("T")
+_LONGEST_WAIT = timedelta(hours=12)
 _BUCKET = 32 * 2**20  # bytes of gradients that travel together
 
 
@@ -32,7 +35,9 @@ class Processes:
             self.device = torch.device("cpu")
         self._sharded = False
         if self.are_several and not dist.is_initialized():
-            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            # The others wait while the first one samples, evaluates and saves.
+            dist.init_process_group(backend, timeout=_LONGEST_WAIT)
 
     @property
     def are_several(self) -> bool:
@@ -53,6 +58,14 @@ class Processes:
     def largest(self, values: Tensor) -> Tensor:
         """The largest values of all processes."""
         return self._reduced(values, dist.ReduceOp.MAX)
+
+    def scatter(self, shares: Sequence[T | None] | None = None) -> T | None:
+        """The share of this process. The first one has one for each, the others pass nothing and wait."""
+        if not self.are_several:
+            return shares[0] if shares else None
+        received: list[T | None] = [None]
+        dist.scatter_object_list(received, list(shares) if self.is_first and shares else None, src=0)
+        return received[0]
 
     def any(self, flag: bool) -> bool:
         return self.sum(float(flag)) > 0

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
-from rollbook.train.settings import Schedule, TrainingSettings
-
-
-def warmup_steps(settings: TrainingSettings, total: int) -> int:
-    if settings.warmup_steps is not None:
-        return settings.warmup_steps
-    return math.ceil(settings.warmup_ratio * total)
+Schedule = Literal["cosine", "linear", "constant"]
 
 
 def learning_rate(step: int, *, peak: float, total: int, warmup: int, kind: Schedule) -> float:

@@ -16,9 +16,9 @@ import msgspec
 from rollbook.errors import UsageError
 from rollbook.runs.settings import merge, parse_words, read_yaml, refuse_unknown, typed
 from rollbook.train.model_settings import ModelSettings, OptimizerSettings
+from rollbook.train.schedule import Schedule
 
 BLOCK = ("runtime_info", "input")
-Schedule = Literal["cosine", "linear", "constant"]
 
 
 def _at_least(least: int, settings: msgspec.Struct, *names: str) -> None:
@@ -71,6 +71,10 @@ class TrainingSettings(msgspec.Struct, kw_only=True):
     save_total_limit: int | None = None
     eval_steps: int | None = None
     seed: int = 42
+
+    def warmup(self, total: int) -> int:
+        """How many of so many steps the learning rate rises for."""
+        return math.ceil(self.warmup_ratio * total) if self.warmup_steps is None else self.warmup_steps
 
     def __post_init__(self) -> None:
         _at_least(

@@ -40,7 +40,7 @@ from rollbook.train.losses import CrossEntropy
 from rollbook.train.model import Model
 from rollbook.train.optimizer import Optimizer
 from rollbook.train.processes import Processes
-from rollbook.train.schedule import learning_rate, warmup_steps
+from rollbook.train.schedule import learning_rate
 from rollbook.train.settings import DatasetSettings, SftSettings
 from rollbook.train.state import load_training_state
 from rollbook.train.token_store import Corpus
@@ -140,7 +140,7 @@ class Run:
             step,
             peak=training.learning_rate,
             total=self.total_steps,
-            warmup=warmup_steps(training, self.total_steps),
+            warmup=training.warmup(self.total_steps),
             kind=training.lr_scheduler_type,
         )
         result = self.engine.step(list(self.feed.batches(step)), CrossEntropy(), rate)

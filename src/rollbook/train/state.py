@@ -20,13 +20,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
+import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from rollbook.errors import BadFileError, UsageError
-from rollbook.runs.random_state import encode_random_state, read_random_state
+from rollbook.runs.random_state import encode_random_state, restore_random_state
 from rollbook.train.model import Model
 from rollbook.train.optimizer import Optimizer
 from rollbook.train.processes import whole
@@ -73,8 +75,22 @@ def load_training_state(directory: Path, model: Model, optimizer: Optimizer) -> 
         )
     extra = _read_json(directory / EXTRA)
     _restore(directory / OPTIMIZER, model, optimizer)
-    read_random_state(random_state)
+    states = _read_json(random_state)
+    try:
+        restore_random_state(states)
+    except (TypeError, ValueError, KeyError, RuntimeError) as error:
+        raise BadFileError(random_state, f"is not the state of random generators: {error}") from None
     return extra
+
+
+def weights_digest(model: Model) -> str:
+    """32 hex digits for every trained weight, as the model computes with it."""
+    digest = xxhash.xxh3_128()
+    for name, parameter in model.model.named_parameters():
+        if parameter.requires_grad:
+            digest.update(name.encode())
+            digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _restore(path: Path, model: Model, optimizer: Optimizer) -> None:

@@ -1,0 +1,1 @@
+"""Reinforcement learning: settings, the loop, and what only this job needs."""

@@ -1,0 +1,102 @@
+"""What a person sees while a run trains: a line per iteration, and now and then a rollout to read.
+
+On a terminal the stage that is under way is shown on the last line; a log gets whole lines only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rollbook.rl.groups import Group
+from rollbook.rl.watch import Finding
+from rollbook.rollouts.types import Episode, Message
+
+Log = Callable[[str], None]
+
+_HEADER_EVERY = 20
+_TEXT_WIDTH = 400  # characters of a message that are shown
+
+
+class Column:
+    def __init__(self, title: str, width: int, key: str, form: str) -> None:
+        self.title, self.width, self.key, self.form = title, width, key, form
+
+    def cell(self, values: Mapping[str, float]) -> str:
+        value = values.get(self.key)
+        return ("-" if value is None else format(value, self.form)).rjust(self.width)
+
+
+_COLUMNS = (
+    Column("reward", 7, "env/all/reward/total", ".3f"),
+    Column("mixed", 6, "env/all/by_group/frac_mixed", ".0%"),
+    Column("kl v3", 9, "kl_sample_train_v3", ".2g"),
+    Column("entropy", 8, "entropy", ".3f"),
+    Column("tok/turn", 9, "ac_tokens_per_turn", ".1f"),
+    Column("cut", 5, "truncated/share", ".0%"),
+    Column("failed", 7, "env/all/rollouts/failed", ".0f"),
+    Column("sample s", 9, "time/sample", ".2f"),
+    Column("train s", 8, "time/train", ".2f"),
+    Column("tok/s", 8, "tokens_per_second", ",.0f"),
+)
+
+
+class Console:
+    def __init__(self, log: Log, *, total: int, samples_every: int) -> None:
+        self.log, self._total, self._samples_every = log, total, samples_every
+        self._lines = 0
+        self._shows_progress = sys.stdout.isatty()
+        self._width = len(str(total))
+
+    def iteration(self, i: int, values: Mapping[str, float], groups: Sequence[Group]) -> None:
+        if self._lines % _HEADER_EVERY == 0:
+            titles = " ".join(column.title.rjust(column.width) for column in _COLUMNS)
+            self.log(f"{'iteration'.ljust(self._width * 2 + 8)} {titles}")
+        self._lines += 1
+        cells = " ".join(column.cell(values) for column in _COLUMNS)
+        label = f"{i:>{self._width}}/{self._total}".ljust(self._width * 2 + 8)
+        self.log(f"{label} {cells}")
+        if self._samples_every and i % self._samples_every == 0:
+            self._sample(i, groups)
+
+    def evaluation(self, name: str, before: int, values: Mapping[str, float]) -> None:
+        reward = values.get(f"{name}/env/all/reward/total")
+        ok, failed = (values.get(f"{name}/env/all/rollouts/{key}", 0) for key in ("ok", "failed"))
+        shown = "no reward" if reward is None else f"mean reward {reward:.3f}"
+        self.log(
+            f"eval {name} before iteration {before}: {shown} over {ok:.0f} rollouts, {failed:.0f} failed"
+        )
+
+    def alert(self, i: int, finding: Finding) -> None:
+        self.log(f"ALERT in iteration {i}: {finding.title}: {finding.text}")
+
+    def progress(self, stage: str, done: int, expected: int) -> None:
+        if self._shows_progress:
+            end = "" if done < expected else "\r" + " " * (len(stage) + 24) + "\r"
+            sys.stdout.write(f"\r{stage}: {done}/{expected} rollouts{end}")
+            sys.stdout.flush()
+
+    def _sample(self, i: int, groups: Sequence[Group]) -> None:
+        """One rollout, another one each time."""
+        episodes = [episode for group in groups for episode in group.episodes if episode is not None]
+        if not episodes:
+            return
+        episode = episodes[(i * 7919) % len(episodes)]
+        reward = episode.reward
+        self.log(f"  a rollout of iteration {i}, reward {'unknown' if reward is None else f'{reward:g}'}:")
+        for message in conversation_of(episode):
+            self.log(f"  {_line(message)}")
+
+
+def conversation_of(episode: Episode) -> list[Message]:
+    return [*episode.prompt, *episode.messages]
+
+
+def _line(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    text = content if isinstance(content, str) else "" if content is None else str(content)
+    calls = "".join(f" [calls {call.get('function', call)}]" for call in message.get("tool_calls") or ())
+    if len(text) > _TEXT_WIDTH:
+        text = f"{text[:_TEXT_WIDTH]}... ({len(text)} characters)"
+    return f"{message.get('role')}: {text!r}{calls}"

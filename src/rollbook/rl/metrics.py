@@ -1,0 +1,72 @@
+"""The metrics of an iteration beside those of its rollouts (`records/rollout_stats`).
+
+Every key, its formula and the rollouts or tokens that it is about are in docs/metrics.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rollbook.records.iterations import Fate
+from rollbook.rl.groups import Group, Selection, is_truncated, share_of_duplicates
+from rollbook.train.engine import StepOutput
+
+# What the engine measures about agreement and entropy keeps its name; facts of the loss get a prefix.
+_OF_AGREEMENT = ("entropy", "kl_sample_train_", "logprob_diff")
+
+
+class Clock:
+    """Seconds per stage of an iteration, as `time/<stage>`."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - began
+
+    def metrics(self) -> dict[str, float]:
+        values = {f"time/{stage}": seconds for stage, seconds in self.seconds.items()}
+        return values | {"time/total": time.perf_counter() - self._began}
+
+
+def of_sampling(groups: Sequence[Group], selection: Selection) -> dict[str, float]:
+    """What was sampled, and what of it is trained."""
+    episodes = [episode for group in groups for episode in group.episodes if episode is not None]
+    sampled = sum(len(turn.token_ids or ()) for episode in episodes for turn in episode.turns)
+    truncated = sum(map(is_truncated, episodes))
+    values: dict[str, float] = {
+        "groups/drawn": len(groups),
+        "groups/trained": selection.groups(Fate.TRAINED),
+        "groups/constant": selection.groups(Fate.CONSTANT),
+        "groups/lone": selection.groups(Fate.LONE),
+        "groups/surplus": selection.groups(Fate.SURPLUS),
+        "rollouts/trained": selection.count(Fate.TRAINED),
+        "truncated/count": truncated,
+        "duplicates/share": share_of_duplicates(groups),
+        "tokens/sampled": sampled,
+        "tokens/trained": sum(int(example.trained_T[1:].sum()) for example in selection.examples),
+    }
+    if episodes:
+        values["truncated/share"] = truncated / len(episodes)
+    return values
+
+
+def of_training(steps: Sequence[StepOutput], learning_rate: float) -> dict[str, float]:
+    """The facts of the first optimiser step, where the weights are still those that sampled; norms of all."""
+    values: dict[str, float] = {"optim/lr": learning_rate, "optim/steps": len(steps)}
+    if not steps:
+        return values
+    for name, value in steps[0].means.items():
+        values[name if name.startswith(_OF_AGREEMENT) else f"loss/{name}"] = value
+    values["optim/loss"] = sum(step.loss for step in steps) / len(steps)
+    values["optim/grad_norm"] = max(step.grad_norm for step in steps)
+    values["optim/applied"] = sum(step.applied for step in steps) / len(steps)
+    return values

@@ -1,0 +1,233 @@
+"""Opens what a run needs, in the right order: settings, weights, trainer, tasks, sampler, record."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from rollbook.errors import UsageError
+from rollbook.policies.chat_format import ChatFormat
+from rollbook.records.checkpoints import CheckpointRecord, is_complete, newest_complete, read_checkpoints
+from rollbook.records.config import read_config
+from rollbook.records.jsonl import JsonlWriter
+from rollbook.records.layout import RunFiles
+from rollbook.rl.console import Console
+from rollbook.rl.player import Player
+from rollbook.rl.schedule import Schedule
+from rollbook.rl.settings import RlSettings, differences
+from rollbook.rl.tasks import TaskPool, open_pools
+from rollbook.rl.watch import Watch
+from rollbook.runs.reader import open_run
+from rollbook.runs.run import Run
+from rollbook.runs.start import START_OVER
+from rollbook.runs.stop_signals import StopSignals
+from rollbook.samplers.local import LocalPolicy
+from rollbook.samplers.sampling import Sampling
+from rollbook.train.engine import Engine
+from rollbook.train.loading import DTYPES, load_model
+from rollbook.train.machine import choose_micro_batch_tokens, choose_threads
+from rollbook.train.model import Model
+from rollbook.train.model_settings import OptimizerSettings
+from rollbook.train.optimizer import Optimizer
+from rollbook.train.processes import Processes
+from rollbook.train.state import load_training_state
+
+Log = Callable[[str], None]
+_MOST_SLOTS = 256
+
+
+class Start(NamedTuple):
+    """What a run begins with: settled settings, and the checkpoint that it continues from."""
+
+    settings: RlSettings
+    resume: bool | str
+    record: CheckpointRecord | None
+    checkpoint: Path | None
+
+
+class Trainer(NamedTuple):
+    """The model, and how it is trained."""
+
+    model: Model
+    optimizer: Optimizer
+    engine: Engine
+    processes: Processes
+    micro_batch_tokens: int
+
+
+class Job(NamedTuple):
+    """What the iterations of a run share."""
+
+    settings: RlSettings
+    run: Run
+    trainer: Trainer
+    policy: LocalPolicy
+    player: Player
+    pools: list[TaskPool]
+    held_out: dict[str, TaskPool]
+    schedule: Schedule
+    watch: Watch
+    console: Console
+    stalls: JsonlWriter
+    stop: StopSignals
+    history: dict[str, dict[int, float]]  # by metric and iteration: the rewards so far
+    sample_seconds: list[float]
+
+    def note(self, i: int, values: Mapping[str, float]) -> None:
+        """Remember the rewards of an iteration."""
+        for key, value in values.items():
+            if key.endswith("env/all/reward/total"):
+                self.history[key][i] = value
+
+
+def settle(settings: RlSettings, resume: bool | str) -> Start:
+    """Settings with what the run's first process decided, and where it continues. Changes no file."""
+    files = RunFiles(Path(settings.log_path).expanduser().absolute())
+    if resume == START_OVER or not files.run.exists():
+        return Start(settings, resume, None, None)
+    if not resume:
+        raise UsageError(
+            f"{settings.log_path} already holds a run; --resume continues it, --overwrite starts over and "
+            "keeps the old files under superseded/. Or choose another log_path"
+        )
+    before = read_config(files.config)
+    if found := differences(before, settings):
+        raise UsageError(
+            f"cannot resume {settings.log_path}: settings changed since it was started: {'; '.join(found)}. "
+            "Undo the change, or choose another log_path"
+        )
+    stored = list(read_checkpoints(files.checkpoints))
+    if isinstance(resume, str):
+        stored = [
+            item for item in stored if item.record.name == resume and is_complete(item.record, files.root)
+        ]
+        if not stored:
+            raise UsageError(f"{files.checkpoints}: no complete checkpoint {resume!r}")
+    newest = newest_complete(stored, files.root)
+    record = newest.record if newest else None
+    checkpoint = files.root / str(record.state_path) if record else None
+    return Start(_as_decided(settings, before), resume, record, checkpoint)
+
+
+def _as_decided(settings: RlSettings, before: Mapping[str, object]) -> RlSettings:
+    """The choices for the machine that the first process of a run made, unless they are set by hand."""
+    stored = msgspec.convert(before, RlSettings, strict=False)
+    return msgspec.structs.replace(
+        settings,
+        threads=settings.threads or stored.threads,
+        micro_batch_tokens=settings.micro_batch_tokens or stored.micro_batch_tokens,
+        sampler=msgspec.structs.replace(
+            settings.sampler, slots=settings.sampler.slots or stored.sampler.slots
+        ),
+    )
+
+
+def decide(settings: RlSettings, model: Model, device: torch.device) -> RlSettings:
+    """Every choice for the machine that the settings leave open, and no relative path of a model."""
+    rollouts = settings.groups_drawn * settings.group_size
+    return msgspec.structs.replace(
+        settings,
+        threads=settings.threads or choose_threads(model.count()[0], device),
+        micro_batch_tokens=settings.micro_batch_tokens or choose_micro_batch_tokens(device),
+        sampler=msgspec.structs.replace(
+            settings.sampler, slots=settings.sampler.slots or min(_MOST_SLOTS, rollouts)
+        ),
+    )
+
+
+def open_trainer(start: Start, processes: Processes) -> tuple[RlSettings, Trainer]:
+    """Load the weights (of the checkpoint, where the run continues) and everything that changes them."""
+    settings = start.settings
+    model = load_model(
+        settings.model, seed=settings.seed, dtype=DTYPES[settings.model.dtype], checkpoint=start.checkpoint
+    )
+    model.model.to(processes.device)
+    settings = decide(settings, model, processes.device)
+    torch.set_num_threads(settings.threads or 1)
+    model.use_packing(True)
+    optimizer = Optimizer(model.parameters(), optimizer_settings(settings))
+    engine = Engine(model, optimizer, processes, entropy=True)
+    if start.checkpoint is not None:
+        load_training_state(start.checkpoint, model, optimizer)
+    return settings, Trainer(model, optimizer, engine, processes, settings.micro_batch_tokens or 1)
+
+
+def optimizer_settings(settings: RlSettings) -> OptimizerSettings:
+    return OptimizerSettings(
+        learning_rate=settings.learning_rate,
+        betas=(settings.adam_beta1, settings.adam_beta2),
+        eps=settings.adam_epsilon,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
+    )
+
+
+@contextmanager
+def open_job(
+    start: Start, settings: RlSettings, trainer: Trainer, log: Log, stop: StopSignals
+) -> Iterator[Job]:
+    """Tasks and sampler first, which may refuse the settings; the record last, which changes files."""
+    with ExitStack() as opened:
+        pools, held_out = open_pools(settings)
+        policy = open_policy(settings, trainer.model)
+        player = opened.enter_context(Player(settings.retry, settings.episode_timeout_s))
+        sources = {id(pool.source): pool.source for pool in [*pools, *held_out.values()]}
+        opened.callback(player.close_all, [policy, *sources.values()])
+        run = opened.enter_context(
+            Run(
+                settings.log_path,
+                config=msgspec.to_builtins(settings),
+                kind="rl",
+                total_iterations=settings.iterations,
+                num_groups_to_log=settings.num_groups_to_log,
+                resume=start.resume,
+                trackers=settings.trackers,
+            )
+        )
+        if run.resumed_from != start.record:
+            raise UsageError(f"{settings.log_path} changed while it was being opened; run the command again")
+        policy.update(run.next_iteration)
+        job = Job(
+            settings=settings,
+            run=run,
+            trainer=trainer,
+            policy=policy,
+            player=player,
+            pools=pools,
+            held_out=held_out,
+            schedule=Schedule(
+                settings.seed,
+                [pool.settings.weight for pool in pools],
+                [len(pool) for pool in pools],
+                settings.groups_drawn,
+            ),
+            watch=Watch(len(trainer.model.tokenizer)),
+            console=Console(log, total=settings.iterations, samples_every=settings.samples_every),
+            stalls=run.append_log("stalls.jsonl"),
+            stop=stop,
+            history=defaultdict(dict),
+            sample_seconds=[],
+        )
+        for row in open_run(run.files.root).metrics.by_step():
+            job.note(int(row["step"]), row)
+            job.watch.look(row)
+        yield job
+
+
+def open_policy(settings: RlSettings, model: Model) -> LocalPolicy:
+    sampler = settings.sampler
+    sampling = Sampling(
+        max_tokens=sampler.max_tokens,
+        max_episode_tokens=sampler.max_episode_tokens,
+        temperature=sampler.temperature,
+        stop=tuple(sampler.stop),
+    )
+    return LocalPolicy(
+        model, ChatFormat(model.tokenizer), sampling=sampling, slots=sampler.slots or 1, max_length=None
+    )

@@ -1,0 +1,42 @@
+"""Checkpoints of a run: written complete or not at all, and how many of them are kept."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from rollbook.rl.opening import Job
+from rollbook.runs.jobs.finish import HANDED_OVER
+from rollbook.train.state import save_training_state
+
+
+def save(job: Job, batch: int) -> Path:
+    """Write the checkpoint from which iteration `batch` is the next one; returns its directory."""
+    name = f"{batch:06d}"
+    final = batch == job.settings.iterations
+    with job.run.checkpoint(name, batch=batch, final=final) as directory:
+        save_training_state(directory, job.trainer.model, job.trainer.optimizer)
+    if job.settings.save_total_limit is not None:
+        rotate(job, job.settings.save_total_limit)
+    return job.run.files.checkpoint(name)
+
+
+def rotate(job: Job, limit: int) -> None:
+    """Delete the oldest checkpoints beyond `limit`, but not the best by the first eval or one handed over."""
+    root = job.run.files.checkpoint_root
+    batches = sorted(int(entry.name) for entry in root.iterdir() if entry.name.isdecimal())
+    kept = set(batches[-limit:]) | set(_handed_over(job.run.files.root))
+    if job.settings.evals:
+        key = f"{job.settings.evals[0].name}/env/all/reward/total"
+        evaluated = {step: reward for step, reward in job.history[key].items() if step in batches}
+        if evaluated:
+            kept.add(max(evaluated, key=lambda step: (evaluated[step], step)))
+    for batch in batches:
+        if batch not in kept:
+            shutil.rmtree(root / f"{batch:06d}")
+
+
+def _handed_over(directory: Path) -> list[int]:
+    marker = directory / HANDED_OVER
+    names = [Path(line).name for line in marker.read_text().splitlines()] if marker.exists() else []
+    return [int(name) for name in names if name.isdecimal()]

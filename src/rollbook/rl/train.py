@@ -1,0 +1,259 @@
+"""Reinforcement learning: the story of a run, from its settings to its last checkpoint.
+
+One iteration samples groups of rollouts with the present weights, compares the rollouts of each group, takes
+optimiser steps on those that differ, and records all of it. A kill at any moment leaves a directory from
+which `--resume` continues to the same weights and the same files as a run that was never killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from rollbook.errors import RollbookError
+from rollbook.records.checkpoints import newest_complete, read_checkpoints
+from rollbook.records.identity import derive_seed
+from rollbook.records.iterations import IterationRecord
+from rollbook.records.plain import encode
+from rollbook.rl import metrics
+from rollbook.rl.groups import Selection, select
+from rollbook.rl.opening import Job, Log, open_job, open_trainer, settle
+from rollbook.rl.player import GroupPlan, Played, Waiting
+from rollbook.rl.saving import save
+from rollbook.rl.settings import EvalSettings, RlSettings
+from rollbook.rl.steps import (
+    NOISE_FLOOR_EVERY,
+    Share,
+    assist,
+    noise_floor,
+    plan_steps,
+    rate_of,
+    records_of,
+    take_steps,
+)
+from rollbook.runs.rollout_log import RolloutLog
+from rollbook.runs.stop_signals import StopSignals
+from rollbook.samplers.local import LocalPolicy
+from rollbook.train.engine import StepOutput
+from rollbook.train.processes import Processes
+from rollbook.train.state import weights_digest
+
+_STALL_FACTOR, _LEAST_STALL_S, _FIRST_STALL_S = 5.0, 30.0, 300.0
+
+
+class Stopped(RollbookError):
+    """Raised after a signal: the checkpoint is saved and --resume continues."""
+
+    exit_code = 130
+
+
+def run_iteration(job: Job, i: int) -> None:
+    """Evaluate if it is time, sample, select, train, hand the weights to the sampler, record."""
+    settings, run, clock = job.settings, job.run, metrics.Clock()
+    values = run_evals(job, i, clock)
+    with clock("sample"), run.rollouts(i) as log:
+        played = play(job, training_plans(job, i), log, version=i, stage=f"iteration {i}")
+    with clock("assemble"):
+        selection = select(
+            played.groups,
+            split="train",
+            iteration=i,
+            at_most=settings.groups_per_batch,
+            advantage=settings.advantage,
+            truncated=settings.truncated,
+        )
+        plan = plan_steps(job.trainer, settings, selection.examples, i)
+    with clock("train"):
+        floor = noise_floor(job.trainer, selection.examples) if i % NOISE_FLOOR_EVERY == 0 else {}
+        steps = take_steps(job.trainer, settings, job.trainer.processes.scatter(plan))
+    with clock("sync"):
+        values |= job.policy.update(version=i + 1)
+    run.finish_iteration(iteration_record(job, i, played, selection, plan, steps))
+    values |= log.metrics() | floor
+    values |= metrics.of_sampling(played.groups, selection)
+    values |= metrics.of_training(steps, rate_of(settings, i)) | clock.metrics()
+    run.log_metrics(values, step=i)
+    job.console.iteration(i, values, played.groups)
+    job.sample_seconds.append(clock.seconds["sample"])
+    job.note(i, values)
+    report_findings(job, i, values)
+    if (i + 1) % settings.save_every == 0 or i + 1 == settings.iterations or job.stop.asked:
+        save(job, i + 1)
+
+
+def training_plans(job: Job, i: int) -> list[GroupPlan]:
+    """The groups of an iteration: a task each, and the seed that all its rollouts follow from."""
+    plans = []
+    for group_idx, draw in enumerate(job.schedule.draws(i)):
+        pool = job.pools[draw.environment]
+        label = pool.settings.label
+        seed = derive_seed(job.settings.seed, i, label, draw.task, group_idx)
+        task = pool.task(draw.task)
+        plans.append(
+            GroupPlan(
+                group_idx, task, job.settings.group_size, seed, pool.make, pool.settings.max_turns, (label,)
+            )
+        )
+    return plans
+
+
+def run_evals(job: Job, i: int, clock: metrics.Clock, *, is_last: bool = False) -> dict[str, float]:
+    """The evaluations that are due before iteration i, or after the last one. They change nothing."""
+    values: dict[str, float] = {}
+    for evaluation in job.settings.evals:
+        if not (i == 0 or is_last or (evaluation.every and i % evaluation.every == 0)):
+            continue
+        split = f"eval/{evaluation.name}"
+        policy = job.policy.with_sampling(training=False, temperature=evaluation.temperature)
+        with clock("eval"), job.run.rollouts(i, split) as log:
+            played = play(job, eval_plans(job, evaluation), log, version=i, stage=split, policy=policy)
+        record = IterationRecord(
+            split=split, iteration=i, version=i, timeouts=played.timeouts, retries=played.retries
+        )
+        job.run.finish_iteration(record)
+        found = log.metrics()
+        job.console.evaluation(evaluation.name, i, found)
+        values |= found
+    return values
+
+
+def eval_plans(job: Job, evaluation: EvalSettings) -> list[GroupPlan]:
+    """Every held-out task, with seeds that are the same in every iteration."""
+    pool = job.held_out[evaluation.name]
+    environment = pool.settings
+    return [
+        GroupPlan(
+            number,
+            pool.task(number),
+            evaluation.samples,
+            derive_seed(job.settings.seed, "eval", evaluation.name, number),
+            pool.make,
+            environment.max_turns,
+            (environment.label,),
+        )
+        for number in range(len(pool))
+    ]
+
+
+def play(
+    job: Job,
+    plans: Sequence[GroupPlan],
+    log: RolloutLog,
+    *,
+    version: int,
+    stage: str,
+    policy: LocalPolicy | None = None,
+) -> Played:
+    """Sample the groups with the present weights."""
+    return job.player.groups(
+        plans,
+        policy or job.policy,
+        log,
+        version=version,
+        stall_after_s=stall_after(job),
+        on_stall=lambda waiting: report_stall(job, stage, waiting),
+        progress=lambda done, expected: job.console.progress(stage, done, expected),
+    )
+
+
+def report_stall(job: Job, stage: str, waiting: Sequence[Waiting]) -> None:
+    """Name what is waited for: in the terminal, as an alert, and in full in stalls.jsonl."""
+    first = waiting[0]
+    text = f"{len(waiting)} rollouts are open; the oldest, {first.name}, for {first.seconds:.0f} s"
+    job.run.alert(f"nothing has finished for a while in {stage}", text)
+    job.console.log(f"STALL in {stage}: {text}")
+    job.stalls.append(encode({"stage": stage, "waiting": [item._asdict() for item in waiting]}))
+
+
+def stall_after(job: Job) -> float:
+    """Seconds without a finished rollout after which what is waited for is named."""
+    if job.settings.stall_after_s is not None:
+        return job.settings.stall_after_s
+    if not job.sample_seconds:
+        return _FIRST_STALL_S
+    return max(_LEAST_STALL_S, _STALL_FACTOR * median(job.sample_seconds[-20:]))
+
+
+class RlResult(NamedTuple):
+    """How a run ended."""
+
+    log_path: Path
+    checkpoint: Path | None
+    iterations: int
+    reward: float | None  # the mean of the last iteration
+    evals: dict[str, float]  # the mean reward of each evaluation after the last iteration
+
+
+def train(settings: RlSettings, *, resume: bool | str = False, log: Log = print) -> RlResult:
+    """Run every iteration that is left.
+
+    `resume` is True for the newest complete checkpoint, a checkpoint's name, or "start-over".
+    """
+    processes = Processes()
+    try:
+        start = settle(settings, resume)
+        settings, trainer = open_trainer(start, processes)
+        if not processes.is_first:
+            assist(trainer, settings)
+            return RlResult(Path(settings.log_path), None, settings.iterations, None, {})
+        with (
+            StopSignals("saving after this iteration") as stop,
+            open_job(start, settings, trainer, log, stop) as job,
+        ):
+            return run_iterations(job)
+    finally:
+        processes.close()
+
+
+def run_iterations(job: Job) -> RlResult:
+    settings, run, processes = job.settings, job.run, job.trainer.processes
+    for i in range(run.next_iteration, settings.iterations):
+        run_iteration(job, i)
+        if job.stop.asked and i + 1 < settings.iterations:
+            raise Stopped(f"stopped after iteration {i}, checkpoint saved; --resume continues")
+    clock = metrics.Clock()
+    values = run_evals(job, settings.iterations, clock, is_last=True)
+    if values:
+        run.log_metrics(values | clock.metrics(), step=settings.iterations)
+    processes.scatter([None] * processes.count)
+    newest = newest_complete(read_checkpoints(run.files.checkpoints), run.files.root)
+    checkpoint = run.files.root / str(newest.record.state_path) if newest else None
+    rewards = job.history.get("env/all/reward/total", {})
+    last = rewards.get(settings.iterations - 1)
+    evals = {
+        evaluation.name: values[key]
+        for evaluation in settings.evals
+        if (key := f"{evaluation.name}/env/all/reward/total") in values
+    }
+    return RlResult(run.files.root, checkpoint, settings.iterations, last, evals)
+
+
+def report_findings(job: Job, i: int, values: Mapping[str, float]) -> None:
+    for finding in job.watch.look(values):
+        job.run.alert(finding.title, finding.text, step=i)
+        job.console.alert(i, finding)
+        if job.settings.on_alert == "stop":
+            job.stop.asked = True
+
+
+def iteration_record(
+    job: Job,
+    i: int,
+    played: Played,
+    selection: Selection,
+    plan: Sequence[Share],
+    steps: Sequence[StepOutput],
+) -> IterationRecord:
+    return IterationRecord(
+        split="train",
+        iteration=i,
+        version=i,
+        rollouts=selection.fates,
+        steps=records_of(plan, steps, rate_of(job.settings, i)),
+        weights_digest=weights_digest(job.trainer.model),
+        processes=job.trainer.processes.count,
+        timeouts=played.timeouts,
+        retries=played.retries,
+    )

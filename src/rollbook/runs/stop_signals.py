@@ -1,0 +1,42 @@
+"""Signals that ask a job to stop: remembered until it has come to a good place, and obeyed there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Self
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class StopSignals:
+    """`with StopSignals("saving after this iteration") as stop: ... if stop.asked: ...`
+
+    A second Ctrl-C raises KeyboardInterrupt at once. Signals that were ignored when the job began stay so,
+    and outside the main thread, where Python handles no signals, nothing is ever asked.
+    """
+
+    def __init__(self, what_follows: str) -> None:
+        self._what_follows = what_follows
+        self._before: dict[signal.Signals, object] = {}
+        self.asked = False
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+        # Not by print: the signal may have come while that was writing.
+        os.write(2, f"{signal.Signals(number).name}: {self._what_follows}\n".encode())

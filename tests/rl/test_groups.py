@@ -1,0 +1,106 @@
+import numpy as np
+import pytest
+
+from rollbook.records.iterations import Fate, RolloutFate
+from rollbook.records.turns import Turn
+from rollbook.rl.groups import Group, select, share_of_duplicates
+from rollbook.rollouts.types import Episode
+
+
+def turn(token_ids, reward=0.0, *, prompt=(1, 2), finish="stop", **more):
+    return Turn(
+        messages=[{"role": "assistant", "content": "x"}],
+        reward=reward,
+        prompt_token_ids=list(prompt),
+        token_ids=list(token_ids),
+        logprobs=[-0.5 - index for index in range(len(token_ids))],
+        temperature=0.7,
+        policy_version=3,
+        finish_reason=finish,
+        **more,
+    )
+
+
+def episode(reward, *, finish="stop", tokens=(5, 6)):
+    return Episode(prompt=[], turns=[turn(tokens, reward, finish=finish)])
+
+
+def choose(groups, *, at_most=9, truncated="train", advantage="mean"):
+    return select(
+        [Group(index, episodes) for index, episodes in enumerate(groups)],
+        split="train", iteration=4, at_most=at_most, advantage=advantage, truncated=truncated,
+    )  # fmt: skip
+
+
+def fates(selection):
+    return [(fate.group_idx, fate.traj_idx, fate.fate, fate.advantage) for fate in selection.fates]
+
+
+def test_uneven_groups_are_compared_with_their_own_survivors_only():
+    selection = choose([
+        [episode(1), episode(0), episode(0), episode(1)],
+        [episode(1), None, episode(0), episode(0)],
+        [None, None, episode(1), None],
+    ])  # fmt: skip
+    assert fates(selection) == [
+        (0, 0, Fate.TRAINED, 0.5), (0, 1, Fate.TRAINED, -0.5),
+        (0, 2, Fate.TRAINED, -0.5), (0, 3, Fate.TRAINED, 0.5),
+        (1, 0, Fate.TRAINED, pytest.approx(2 / 3)), (1, 1, Fate.FAILED, None),
+        (1, 2, Fate.TRAINED, pytest.approx(-1 / 3)), (1, 3, Fate.TRAINED, pytest.approx(-1 / 3)),
+        (2, 0, Fate.FAILED, None), (2, 1, Fate.FAILED, None),
+        (2, 2, Fate.LONE, None), (2, 3, Fate.FAILED, None),
+    ]  # fmt: skip
+    assert [example.key[2:4] for example in selection.examples] == [
+        (0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 2), (1, 3)
+    ]  # fmt: skip
+
+
+def test_constant_groups_and_those_after_enough_mixed_ones_are_not_trained():
+    mixed = [episode(1), episode(0)]
+    selection = choose([[episode(1), episode(1)], mixed, mixed, mixed], at_most=2)
+    assert [fate.fate for fate in selection.fates] == [Fate.CONSTANT] * 2 + [Fate.TRAINED] * 4 + [
+        Fate.SURPLUS
+    ] * 2
+    assert (selection.groups(Fate.TRAINED), selection.groups(Fate.SURPLUS)) == (2, 1)
+
+
+def test_a_masked_truncated_rollout_counts_in_the_baseline_and_a_dropped_one_does_not():
+    group = [episode(1), episode(0), episode(0, finish="length"), episode(1)]
+    masked = choose([group], truncated="mask")
+    assert [fate.fate for fate in masked.fates] == [
+        Fate.TRAINED, Fate.TRAINED, Fate.TRUNCATED, Fate.TRAINED
+    ]  # fmt: skip
+    assert masked.fates[0].advantage == 0.5
+    dropped = choose([group], truncated="drop")
+    assert dropped.fates[2] == RolloutFate(0, 2, Fate.TRUNCATED, None)
+    assert dropped.fates[0].advantage == pytest.approx(1 / 3)
+    assert all(fate.fate is Fate.TRAINED for fate in choose([group], truncated="train").fates)
+
+
+def test_only_sampled_tokens_are_trained_with_the_values_they_were_sampled_with():
+    turns = [turn([5, 6], 0.25), turn([9], 0.75, prompt=[7, 8])]
+    selection = choose([[Episode(prompt=[], turns=turns), episode(0)]])
+    example = selection.examples[0]
+    assert example.token_T.tolist() == [1, 2, 5, 6, 7, 8, 9]
+    assert example.trained_T.tolist() == [False, False, True, True, False, False, True]
+    columns = example.columns_T
+    assert columns["turn"].tolist() == [-1, -1, 0, 0, -1, -1, 1]
+    assert columns["version"].tolist() == [-1, -1, 3, 3, -1, -1, 3]
+    assert np.isnan(columns["sampled_logprob"]).tolist() == [True, True, False, False, True, True, False]
+    assert columns["sampled_logprob"][[2, 3, 6]].tolist() == [-0.5, -1.5, -0.5]
+    assert columns["temperature"][2] == np.float32(0.7)
+    assert (columns["advantage"] == 0.5).all()
+    assert example.key == ("train", 4, 0, 0, 0)
+
+
+def test_every_row_of_a_rewritten_history_has_the_advantage_of_its_rollout():
+    turns = [turn([5]), turn([6], 1.0, prompt=[1, 2, 3], new_row="the template drops reasoning")]
+    selection = choose([[Episode(prompt=[], turns=turns), episode(0)]])
+    assert [example.key.part for example in selection.examples] == [0, 1, 0]
+    assert [example.token_T.tolist() for example in selection.examples[:2]] == [[1, 2, 5], [1, 2, 3, 6]]
+    assert {float(example.columns_T["advantage"][0]) for example in selection.examples[:2]} == {0.5}
+
+
+def test_duplicates_are_counted_within_groups():
+    same, other = episode(1, tokens=[5, 6]), episode(0, tokens=[7])
+    assert share_of_duplicates([Group(0, [same, same, other, None]), Group(1, [same, other])]) == 2 / 5

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollbook.train.batch import Example, Shape, best_fit, packed_batch, padded_batch
+from rollbook.train.batch import Example, Shape, packed_batch, padded_batch
 from rollbook.train.loading import load_model
 from rollbook.train.model import Model
 from rollbook.train.token_math import head_outputs
@@ -154,22 +154,6 @@ def test_contamination_is_seen() -> None:
     finally:
         attention.register_attention()
     assert problem is not None and "differ by" in problem
-
-
-@settings(max_examples=50, deadline=None)
-@given(lengths=st.lists(st.integers(1, 64), max_size=60))
-def test_bins_hold_every_sequence_once_and_never_too_much(lengths: list[int]) -> None:
-    bins = best_fit(lengths, 64)
-    assert sorted(number for some in bins for number in some) == list(range(len(lengths)))
-    assert all(sum(lengths[number] for number in some) <= 64 for some in bins)
-    # Any two bins that would fit into one would have been one.
-    rooms = sorted(sum(lengths[number] for number in some) for some in bins)
-    assert len(rooms) < 2 or rooms[0] + rooms[1] > 64
-
-
-def test_a_sequence_that_fits_nowhere_is_refused() -> None:
-    with pytest.raises(ValueError, match="65 tokens does not fit into 64"):
-        best_fit([65], 64)
 
 
 def test_loading_a_model_says_what_is_wrong(tmp_path: Any) -> None:

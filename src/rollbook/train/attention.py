@@ -45,6 +45,7 @@ class Slots(Protocol):
         query: Tensor,  # B x heads x T x width
         key: Tensor,
         value: Tensor,
+        *,
         scaling: float | None,
         sliding_window: int | None,
         softcap: float | None,
@@ -91,7 +92,8 @@ def attention(
         names = unknown or (["attention_mask"] if attention_mask is not None else ["is_causal"])
         raise UnsupportedAttentionError(f"this attention does not know {', '.join(names)}")
     if slots is not None:
-        return slots.attend(module, query, key, value, scaling, sliding_window, softcap), None
+        options = {"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap}
+        return slots.attend(module, query, key, value, **options), None
     if boundaries is None or longest is None:
         return _causal(query, key, value, scaling, sliding_window, softcap, dropout).transpose(1, 2), None
     half = query.dtype in (torch.bfloat16, torch.float16)

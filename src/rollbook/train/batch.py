@@ -9,6 +9,7 @@ one. A test at every start proves it (`checks.py`). Models that cannot do this g
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -46,12 +47,13 @@ class ExampleKey(NamedTuple):
     part: int = 0
 
 
-class Example(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Example:
     """One sequence of tokens, and which of them are trained. The first one never is: nothing predicts it."""
 
     token_T: Int32Array
     trained_T: BoolArray
-    columns_T: Mapping[str, Column] = MappingProxyType({})
+    columns_T: Mapping[str, Column] = field(default_factory=dict)
     key: ExampleKey | None = None
 
     def __len__(self) -> int:
@@ -131,7 +133,9 @@ def pad(examples: Sequence[Example], capacity: int, *, pad_token: int = 0) -> li
     columns = column_names(examples)
     batches: list[Batch] = []
     rows: list[Example] = []
-    for example in sorted(examples, key=len, reverse=True):  # so the first one of a batch is its longest
+    for example in sorted(
+        examples, key=lambda example: -len(example)
+    ):  # so the first one of a batch is its longest
         if rows and (len(rows) + 1) * len(rows[0]) > capacity:
             batches.append(padded_batch(rows, pad_token=pad_token, columns=columns))
             rows = []

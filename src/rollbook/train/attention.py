@@ -92,8 +92,10 @@ def attention(
         names = unknown or (["attention_mask"] if attention_mask is not None else ["is_causal"])
         raise UnsupportedAttentionError(f"this attention does not know {', '.join(names)}")
     if slots is not None:
-        options = {"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap}
-        return slots.attend(module, query, key, value, **options), None
+        output = slots.attend(
+            module, query, key, value, scaling=scaling, sliding_window=sliding_window, softcap=softcap
+        )
+        return output, None
     if boundaries is None or longest is None:
         return _causal(query, key, value, scaling, sliding_window, softcap, dropout).transpose(1, 2), None
     half = query.dtype in (torch.bfloat16, torch.float16)

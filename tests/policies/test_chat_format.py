@@ -378,3 +378,34 @@ def test_many_newlines_are_read_in_no_time(make: Any) -> None:
     chat = make(CHATML)
     newline = chat.tokenizer.convert_tokens_to_ids("\n")
     assert chat.parse([newline] * 200_000).message["content"] == "\n" * 200_000
+
+
+def test_merges_of_a_real_vocabulary_change_nothing(tmp_path: Path) -> None:
+    """The delta alone has the tokens that it has in the whole text, though "\\n\\n" is a token of its own."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|im_start|>", "<|im_end|>"],
+        show_progress=False,
+    )
+    backend.train_from_iterator(["user\n\nassistant\n\nIt is what it is.\n\n  \n\n"] * 50, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
+    tokenizer.chat_template = WITHOUT_TOOLS
+    chat = ChatFormat(tokenizer)
+    asked, more = (
+        {"role": "user", "content": "\n\nIs it?\n"},
+        {"role": "user", "content": "\n\nWhat <|im_end|> is\n\n"},
+    )
+    prompt = chat.prompt([asked])
+    sampled = ids_of(chat, "It is what it is.\n\n<|im_end|>")
+    message = chat.parse(sampled, prompt_ids=prompt).message
+    assert message["content"] == "It is what it is.\n\n"
+    delta = chat.delta([more], stopped=True)
+    assert prompt + sampled + delta == chat.prompt([asked, message, more])
+    assert "episodes go on in one row" in chat.check()

@@ -41,6 +41,8 @@ KINDS = [Kind(follows, thought) for thought in (False, True) for follows in ("us
 
 
 class Deltas:
+    """The deltas of one chat template; which way works for which kind is found out once, when first asked."""
+
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
 
@@ -172,8 +174,10 @@ class Deltas:
         return next(iter(found))
 
     def check(self) -> list[str]:
+        """Where episodes go on in one row, and where and why they do not."""
         works = [str(kind) for kind in KINDS if self._ways[kind]]
-        said = [f"episodes go on in one row after {', '.join(works)}"] if works else []
+        after = "" if len(works) == len(KINDS) else f" after {', '.join(works)}"
+        said = [f"episodes go on in one row{after}"] if works else []
         without: dict[str, list[str]] = {}
         for kind, reason in self._ways.items():
             if not reason:

@@ -17,8 +17,8 @@ from rollbook.policies.chat_probes import PROBES, QUESTION, TOOL, call_id
 from rollbook.policies.chat_template import ChatTemplate, Message, TemplateError
 from rollbook.policies.conversion import chat_tools
 
-# Both keep white space: `_tidy` knows which of it the template wrote. Patterns with a leading \s* would also
-# take quadratic time for a model that writes nothing but newlines.
+# All keep white space: `read` knows which of it the template wrote. A pattern that begins with \s* would take
+# quadratic time for a model that writes nothing but newlines.
 _VERBATIM = {"strip": False}
 _THOUGHT = {"open": "<think>", "close": "</think>", "content": "text"}
 _CALL = {"type": "function", "function": "{content}"}

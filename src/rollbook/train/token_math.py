@@ -25,7 +25,7 @@ class TokenOutputs(NamedTuple):
 
 # Rows of a chunk: large enough to keep the matrix units busy, small enough that a chunk of logits is nothing.
 CHUNK_ROWS = 2048
-_LOWEST = -1e30  # a forbidden token has logit -inf and probability 0, and 0 * -inf is not a number
+_LOWEST = -1e30  # a forbidden token has log-probability -inf, and 0 * -inf is not a number
 
 
 def head_outputs(
@@ -71,9 +71,8 @@ def _normalized(logits_CV: Tensor, target_C: Tensor, inverse_C: Tensor | None) -
 
 
 def _entropy(logits_CV: Tensor, normalizer_C: Tensor, inverse_C: Tensor | None) -> Tensor:
-    logits_CV = _scaled(logits_CV, inverse_C)
-    softmax_CV = (logits_CV - normalizer_C[:, None]).exp()
-    return normalizer_C - (softmax_CV * logits_CV.clamp(min=_LOWEST)).sum(-1)
+    logprob_CV = (_scaled(logits_CV, inverse_C) - normalizer_C[:, None]).clamp(min=_LOWEST)
+    return -(logprob_CV.exp() * logprob_CV).sum(-1)
 
 
 def _gradient(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.places import SHARED
 from helpers.signals import let_children_hear_signals
 from rollbook.samples import SampleConfig, write_sample_run
 
@@ -14,9 +15,6 @@ from rollbook.samples import SampleConfig, write_sample_run
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 let_children_hear_signals()
-
-REPOSITORY = Path(__file__).resolve().parents[1]
-SHARED = REPOSITORY.parent / "shared"
 
 
 @pytest.fixture(scope="session")

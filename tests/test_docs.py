@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import REPOSITORY
+from helpers.places import REPOSITORY
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -35,7 +35,7 @@ def test_tasks_have_the_right_answers_and_keep_to_the_settings() -> None:
         asked = row["responses_create_params"]["input"][0]["content"].split()
         assert asked[3] == "*"
         assert 0 <= int(asked[2]) <= 9
-    agent = build_agent({"name": "arithmetic"}, {"kind": "scripted", "script": "test_arithmetic:solve"})
+    agent = build_agent({"name": "arithmetic"}, {"kind": "scripted", "script": "envs.test_arithmetic:solve"})
     episodes = run(agent, *map(task_of, make_tasks({"name": "arithmetic"}, 200, seed=1)))
     assert {episode.reward for episode in episodes} == {1.0}
 

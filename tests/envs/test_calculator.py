@@ -39,7 +39,9 @@ def play(*replies: Any, **settings: Any) -> Any:
 
 
 def test_a_policy_that_uses_the_tool_solves_every_task() -> None:
-    agent = build_agent({"name": "calculator"}, {"kind": "scripted", "script": "test_calculator:tool_user"})
+    agent = build_agent(
+        {"name": "calculator"}, {"kind": "scripted", "script": "envs.test_calculator:tool_user"}
+    )
     episodes = run(agent, *map(task_of, make_tasks({"name": "calculator"}, 100)))
     assert {episode.reward for episode in episodes} == {1.0}
     first = episodes[0]

@@ -31,7 +31,9 @@ def echo(request: Request) -> str:
 
 
 def test_equal_in_maths() -> None:
-    agent = build_agent({"name": "dataset", **MATHS}, {"kind": "scripted", "script": "test_math_grader:echo"})
+    agent = build_agent(
+        {"name": "dataset", **MATHS}, {"kind": "scripted", "script": "envs.test_math_grader:echo"}
+    )
     tasks = [
         task_of({"responses_create_params": {"input": answer}, "expected_answer": expected})
         for expected, answer, _, _ in CASES

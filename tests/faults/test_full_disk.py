@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import HERE, PATIENCE
+
+from faults.harness import HERE, PATIENCE
 
 NAMESPACES = {
     "unprivileged": ["unshare", "--user", "--map-root-user", "--mount"],

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import HERE
-from test_full_disk import NAMESPACES, run
+
+from faults.harness import HERE
+from faults.test_full_disk import NAMESPACES, run
 
 
 def collect(directory: Path, kind: str, namespace: list[str]) -> None:

@@ -20,9 +20,9 @@ from typing import Any
 
 import orjson
 import pytest
-from harness import HERE, PATIENCE, seeded
 
 from collecting import assert_exactly_once, config, expected_keys, script, small_input, words
+from faults.harness import HERE, PATIENCE, seeded
 
 ROWS, REPEATS = 60, 2
 LINE = 760  # about what a line has

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import PATIENCE, seeded
-from test_killed_collections import LINE, Collection, Killer, command_of, killer
 
 from collecting import config, script
+from faults.harness import PATIENCE, seeded
+from faults.test_killed_collections import LINE, Collection, Killer, command_of, killer
 
 pytest.importorskip("ray")
 RAY = Path(sys.executable).with_name("ray")

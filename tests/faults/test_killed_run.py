@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Victim, seeded
 
 import rollbook
+from faults.harness import Victim, seeded
 from rollbook import open_run
 from rollbook.errors import RollbookError
 from rollbook.records.complete import COMPLETE

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from harness import ACKS, POLICIES, Victim, identity_of, make_line, seeded
 
+from faults.harness import ACKS, POLICIES, Victim, identity_of, make_line, seeded
 from rollbook.records.jsonl import JsonlWriter, Line, read_lines
 from rollbook.records.tail import Tail
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import orjson
 import pytest
-from misbehaving_server import FAULTS, MisbehavingServer
 
 from collecting import assert_exactly_once, config, expected_keys, results, row, run, write_rows
+from faults.misbehaving_server import FAULTS, MisbehavingServer
 
 ROWS = 12
 QUICK = ["retry.first_wait_s=0.01", "retry.longest_wait_s=0.05", "num_samples_in_parallel=6"]

@@ -6,20 +6,16 @@ import json
 import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from interop import setup_llamafactory, setup_trl
 from rollbook.data.pairs import pairs
 from rollbook.data.sft import sft
 from rollout_rows import message, read, rollout, tool_use, write_rows
 from tiny_model import LLAMA, VOCABULARY, make_tokenizer
-
-sys.path.insert(0, str(Path(__file__).parent))
-import setup_llamafactory
-import setup_trl
 
 pytestmark = pytest.mark.interop
 HERE = Path(__file__).parent

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from interop.setup_llamafactory import COMMAND, ENVIRONMENT
 from rollbook.runs.handoff import resolve_checkpoint
 from rollbook.runs.jobs.finish import result_values
 from rollbook.runs.jobs.job import Job
@@ -24,9 +25,6 @@ from rollbook.runs.standing import standing_of
 from rollbook.train.llamafactory_engine import FINISHER, llamafactory_command, llamafactory_environment
 from rollbook.train.settings import load_settings
 from tiny_model import LLAMA, VOCABULARY, make_tokenizer, write_config
-
-sys.path.insert(0, str(Path(__file__).parent))
-from setup_llamafactory import COMMAND, ENVIRONMENT
 
 pytestmark = pytest.mark.interop
 

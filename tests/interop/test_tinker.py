@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from setup_tinker import TINKER
 
 import rollbook
+from interop.setup_tinker import TINKER
 from rollbook import Step, Trajectory
 
 pytestmark = pytest.mark.interop

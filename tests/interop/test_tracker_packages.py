@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from setup_trackers import TRACKERS
+
+from interop.setup_trackers import TRACKERS
 
 pytestmark = pytest.mark.interop
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from setup_trl import TRL
 
+from interop.setup_trl import TRL
 from rollbook.cli.main import main
 from rollbook.runs.jobs.ledger import Ledger, RunRecord
 from rollbook.runs.standing import standing_of

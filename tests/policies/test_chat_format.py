@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_templates import (
+
+from policies.chat_templates import (
     CHATML,
     CLOSES_TWICE,
     ENDLESS,
@@ -20,7 +21,6 @@ from chat_templates import (
     WITHOUT_TOOLS,
     make_tokenizer,
 )
-
 from rollbook.policies.chat_format import ChatFormat
 from rollbook.policies.chat_template import TemplateError
 

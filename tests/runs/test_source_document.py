@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import SHARED
+from helpers.places import SHARED
 
 DOCUMENT = SHARED / "source" / "rl-training-outputs.txt"
 

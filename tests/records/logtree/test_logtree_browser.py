@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hostile
 import pytest
 
 from browser import Browser, Page
+from records.logtree import hostile
 from rollbook.records import logtree
 from rollbook.records.logtree.page import render
 

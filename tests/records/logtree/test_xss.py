@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import hostile
 import pytest
 
 from browser import Browser, Page
+from records.logtree import hostile
 from rollbook.records import logtree
 from rollbook.records.logtree import Trace
 from rollbook.records.logtree.page import render

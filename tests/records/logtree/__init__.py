@@ -1,1 +1,0 @@
-"""A package, so that its conftest does not stand in for the one of all tests."""

@@ -138,9 +138,9 @@ def _leave_running(job: Job, as_json: bool) -> None:
     import msgspec
 
     from rollbook.cli.launched import start_detached
+    from rollbook.runs.children import python_command
 
-    own = [sys.executable, "-m", "rollbook", *job.command[1:]]
-    job = msgspec.structs.replace(job, command=own)
+    job = msgspec.structs.replace(job, command=python_command("rollbook", *job.command[1:]))
     start_detached(job, as_json, on_stop="what is in flight may finish")
 
 

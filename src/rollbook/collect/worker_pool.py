@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from contextlib import suppress
 
 from rollbook.collect.crew import Crew, Gone, Member
@@ -12,6 +11,7 @@ from rollbook.collect.rows import Item, Outcome
 from rollbook.collect.settings import CollectSettings, encode_settings
 from rollbook.collect.wire import frame, items_frame, read_outcomes
 from rollbook.errors import RollbookError
+from rollbook.runs.children import python_command
 
 _CLOSE_S, _HURRIED_CLOSE_S = 10.0, 0.5
 _LOOK_EVERY_S = 0.5
@@ -28,10 +28,7 @@ class WorkerPool(Crew):
     async def _hire(self) -> Member:
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "rollbook.collect.worker",
-                str(os.getpid()),
+                *python_command("rollbook.collect.worker", str(os.getpid())),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
             )

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import sys
 from typing import Any
 
 from rollbook.envs.worker import HEADER
+from rollbook.runs.children import python_command
 
 PROCESSES = 2
 _GRACE_S = 1.0  # between the interruption and the kill
@@ -93,9 +93,7 @@ class _Process:
     @classmethod
     async def start(cls) -> _Process:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "rollbook.envs.worker",
+            *python_command("rollbook.envs.worker"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

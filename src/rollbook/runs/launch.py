@@ -21,6 +21,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from rollbook.errors import RollbookError, UsageError
+from rollbook.runs.children import python_command
 from rollbook.runs.jobs.job import Job
 
 _SETTINGS = "ROLLBOOK_SETTINGS"
@@ -47,7 +48,7 @@ class Launch(msgspec.Struct, kw_only=True, frozen=True):
     resumed_from: str | None = None
 
     def job(self) -> Job:
-        command = [sys.executable, "-P", "-m", self.module, "--artifacts", str(self.artifacts)]
+        command = python_command(self.module, "--artifacts", str(self.artifacts))
         command += ["--resume"] if self.resume else []
         command += ["--overwrite"] if self.overwrite else []
         return Job(
@@ -122,5 +123,5 @@ def _become_torchrun(module: str, processes: int) -> None:
         "PYTHONSAFEPATH": "1",  # its children have no -P
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(_GRACE_S)),  # it would kill them after 30 s
     }
-    command = [sys.executable, "-P", "-m", "torch.distributed.run", *own]
+    command = python_command("torch.distributed.run", *own)
     os.execve(command[0], command, environment)

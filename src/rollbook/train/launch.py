@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from rollbook.data.inputs import find_inputs
 from rollbook.errors import UsageError
 from rollbook.records.atomic import make_directory, write_atomic
 from rollbook.records.locks import FileLock
+from rollbook.runs.children import python_command
 from rollbook.runs.jobs.job import Job
 from rollbook.runs.saved_models import SavedModel, newest_model
 from rollbook.train.lf_data import write_lf_data
@@ -135,6 +135,6 @@ def _command(plan: Plan, settings: SftSettings, artifacts: Path, say: Callable[[
     own = ["-m", "rollbook.train.main", "--settings", str(plan.output_dir / SETTINGS)]
     own += ["--artifacts", str(artifacts), *(["--resume"] if plan.resumed_from else [])]
     if settings.processes == 1:
-        return [sys.executable, *own]
+        return python_command(*own[1:])
     several = ["--standalone", f"--nproc-per-node={settings.processes}"]
-    return [sys.executable, "-m", "torch.distributed.run", *several, *own]
+    return python_command("torch.distributed.run", *several, *own)

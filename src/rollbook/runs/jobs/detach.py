@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-import rollbook
 from rollbook.errors import RollbookError, UsageError
+from rollbook.runs.children import forget_own_path, python_command, python_environment
 from rollbook.runs.jobs.job import Job, Started, decode_job, decode_started, encode_job, encode_started
 from rollbook.runs.jobs.ledger import Ledger, RunRecord
 from rollbook.runs.jobs.outcome import exit_code_for
@@ -47,13 +47,11 @@ def supervise_detached(job: Job) -> Started:
     environment = {key: value for key, value in os.environ.items() if key != RUN_ID_VARIABLE}
     if RUN_ID_VARIABLE in os.environ:  # started by a run, but none of its processes
         environment["ROLLBOOK_PARENT_RUN"] = os.environ[RUN_ID_VARIABLE]
-    paths = (str(Path(rollbook.__file__).parents[1]), environment.get("PYTHONPATH"))
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     launcher = subprocess.run(
-        [sys.executable, "-P", "-m", "rollbook.runs.jobs.detach"],
+        python_command("rollbook.runs.jobs.detach"),
         input=encode_job(job),
         capture_output=True,
-        env=environment,
+        env=python_environment(environment),
         start_new_session=True,
         check=False,
     )
@@ -72,6 +70,7 @@ def supervise_detached(job: Job) -> Started:
 def _run_detached() -> None:
     """What `python -m rollbook.runs.jobs.detach` does: read a job, let go of the caller, supervise."""
     job = decode_job(sys.stdin.buffer.read())
+    forget_own_path()
     if os.fork() > 0:
         os._exit(0)
     null = os.open(os.devnull, os.O_RDWR)

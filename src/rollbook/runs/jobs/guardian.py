@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-import rollbook
+from rollbook.runs.children import python_command, python_environment
 from rollbook.runs.jobs.console import CarriageReturns
 from rollbook.runs.jobs.processes import GUARDIAN_VARIABLE, HAS_PROC, RUN_ID_VARIABLE, RunProcesses
 
@@ -45,15 +45,13 @@ class Orders(msgspec.Struct):
 def start_guardian(orders: Orders) -> subprocess.Popen[bytes]:
     environment = {key: value for key, value in os.environ.items() if key != RUN_ID_VARIABLE}
     environment[GUARDIAN_VARIABLE] = "1"
-    paths = (str(Path(rollbook.__file__).parents[1]), environment.get("PYTHONPATH"))
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "rollbook.runs.jobs.guardian", msgspec.json.encode(orders).decode()],
+        python_command("rollbook.runs.jobs.guardian", msgspec.json.encode(orders).decode()),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd="/",
-        env=environment,
+        env=python_environment(environment),
         pass_fds=(orders.control, orders.stream, orders.echo),
         start_new_session=True,
     )

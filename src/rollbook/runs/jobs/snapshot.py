@@ -47,6 +47,7 @@ _TELLING_VARIABLES = re.compile(
     r"|(?:NCCL|PYTORCH|TORCH|VLLM|ROLLBOOK)_.*"
 )
 _LIST_PACKAGES = (
+    "import sys; sys.path = [path for path in sys.path if path]\n"  # without the working directory
     "import json, platform; from importlib import metadata\n"
     "found = {d.metadata['Name']: d.version for d in metadata.distributions() if d.metadata['Name']}\n"
     "print(json.dumps({'python': platform.python_version(), 'packages': dict(sorted(found.items()))}))"

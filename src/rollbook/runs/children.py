@@ -1,0 +1,45 @@
+"""Starts Python children that import nothing from the working directory.
+
+`python -m` puts the working directory first on the path, so a `random.py` of the user's would be imported in
+place of Python's own. Modules that the user names (environments, agents) are found there all the same: the
+registry appends the directory, after everything else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import rollbook
+
+_PATH = "PYTHONPATH"
+_PREPENDED = "ROLLBOOK_PREPENDED_PATH"
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module as a child of this interpreter."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def python_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The same environment, in which rollbook is found though the child has another working directory.
+
+    A child that starts commands of the user's calls `forget_own_path` first.
+    """
+    own = str(Path(rollbook.__file__).parents[1])
+    paths = [own, environment.get(_PATH)]
+    return {**environment, _PATH: os.pathsep.join(path for path in paths if path), _PREPENDED: own}
+
+
+def forget_own_path() -> None:
+    """Undo `python_environment` here: a command of the user's may belong to another installation."""
+    own = os.environ.pop(_PREPENDED, None)
+    if own is None:
+        return
+    first, _, rest = os.environ.get(_PATH, "").partition(os.pathsep)
+    if first == own:
+        del os.environ[_PATH]
+        if rest:
+            os.environ[_PATH] = rest

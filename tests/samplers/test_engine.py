@@ -24,7 +24,7 @@ def test_logprobs_and_entropies_are_those_of_a_plain_forward_pass(model: Any, se
     requests = wanted(24, seed=seed)
     results = run(engine_of(model, slots=6, stop_ids=[1]), requests)
     assert largest_difference(model, requests, results) < CLOSE
-    assert {request.start.temperature for request in requests} == {0.7, 1.0, 1.3}
+    assert {request.temperature for request in requests} == {0.7, 1.0, 1.3}
 
 
 def test_a_request_gets_the_same_bits_alone_and_among_others_in_any_slot(model: Any) -> None:
@@ -96,7 +96,7 @@ def test_a_stop_token_is_sampled_and_ends_the_reply(model: Any) -> None:
         assert result.finish_reason == ("stop" if stopped else "length")
         assert not {1, 9} & set(result.token_ids[:-1])
         assert len(result.token_ids) == len(result.logprobs) == len(result.entropies)
-        asked_for = request.start.last - request.start.position
+        asked_for = request.last - len(request.prompt) + 1
         assert len(result.token_ids) == asked_for or stopped
     assert largest_difference(model, requests, results) < CLOSE  # the stop token's among them
 
@@ -133,7 +133,7 @@ def test_a_stop_string_ends_a_reply_where_it_is_complete(model: Any, steps_per_l
     texts = ["".join(chr(97 + number) for number in result.token_ids) for result in free]
     strings = [text[len(text) // 2 :][:2] for text in texts]
     stopped = [
-        Wanted([*r.prefix, r.start.token], seed=r.start.seed, max_tokens=30, temperature=r.start.temperature,
+        Wanted(r.prompt, seed=r.seed, max_tokens=30, temperature=r.temperature,
                stop=("zzzz", string))
         for r, string in zip(requests, strings, strict=True)
     ]  # fmt: skip
@@ -210,3 +210,71 @@ def test_logits_that_are_no_numbers_end_a_request_and_spoil_no_other() -> None:
     results = run(engine, [*spoiled, *(request for request, _ in clean)])
     assert [result.finish_reason for result in results[:2]] == ["not_finite"] * 2
     assert results[2:] == [result for _, result in clean]
+
+
+def second_turns(requests: list[Wanted], results: list[Any]) -> list[Wanted]:
+    """Each goes on from its own tokens, after a few that nobody sampled."""
+    return [
+        Wanted(
+            [*request.prompt, *result.token_ids, 1, 7, 3],
+            seed=request.seed + 1,
+            max_tokens=10,
+            first=len(request.prompt),
+            history=len(request.prompt) + len(result.token_ids),
+        )
+        for request, result in zip(requests, results, strict=True)
+    ]
+
+
+def test_a_later_turn_gets_the_same_bits_whether_its_slot_was_kept_or_not(model: Any) -> None:
+    requests = wanted(16, seed=15)
+    engine = engine_of(model, slots=16, length=100, stop_ids=[1])
+    turns = second_turns(requests, run(engine, requests))
+    fed = count_steps(engine)
+    kept = run(engine, turns)
+    assert fed() == max(4 + len(result.token_ids) for result in kept) - 1  # the last token sampled, and three
+    assert largest_difference(model, turns, kept) < CLOSE
+    engine.forget()
+    assert run(engine, turns) == kept
+    run(engine, requests)
+    run(engine, wanted(5, seed=16))  # these take some of the slots
+    assert run(engine, turns[::-1]) == kept[::-1]
+    alone = engine_of(model, slots=16, length=100, stop_ids=[1])
+    assert run(alone, [turns[3]]) == [kept[3]]
+
+
+def count_steps(engine: Any) -> Any:
+    before = engine._steps
+    return lambda: engine._steps - before
+
+
+def test_stop_tokens_and_stop_strings_of_earlier_turns_stop_nothing(model: Any) -> None:
+    prompt = [5, 1, 6, 1, 7, 1]
+    request = Wanted(prompt, seed=3, max_tokens=9, first=2, history=4, stop=("gb", "h"))
+    engine = engine_of(model, slots=2, stop_ids=[1])
+    result = run(engine, [request])[0]
+    assert result.token_ids
+    assert largest_difference(model, [request], [result]) < CLOSE
+
+
+def test_a_longer_neighbour_changes_no_bit(model: Any) -> None:
+    """What is read of the caches ends behind the longest row; sums over it have one order all the same."""
+    requests = wanted(3, seed=17)
+    alone = run(engine_of(model, slots=6, length=128), requests)
+    long = [Wanted([3] * 90, seed=seed, max_tokens=38) for seed in range(3)]
+    assert run(engine_of(model, slots=6, length=128), [*long, *requests])[3:] == alone
+
+
+def test_an_episode_abandoned_before_its_first_token_leaves_what_it_has(model: Any) -> None:
+    prompt = [5, 6, *range(2, 20)]
+    request = Wanted(prompt, seed=3, max_tokens=9, first=2, history=18)
+    engine = engine_of(model, slots=1)
+    expected = run(engine, [request])
+    engine.forget()
+    given_up = Wanted(prompt, seed=3, max_tokens=9, first=2, history=18)
+    engine.add(given_up)
+    with engine.model.sampling():
+        engine.step()
+        given_up.abandoned = True
+        assert engine.step() == [(given_up, ([], [], [], "length"))]
+    assert run(engine, [request]) == expected

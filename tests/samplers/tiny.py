@@ -69,9 +69,9 @@ def run(engine: Engine, requests: Sequence[Wanted]) -> list[Sampled]:
 @torch.no_grad()
 def plain(model: Any, request: Wanted, tokens: Sequence[int]) -> torch.Tensor:
     """Log-probabilities of every token at every place of a reply, from one forward pass over all of it."""
-    prompt = [*request.prefix, request.start.token]
-    logits = model(torch.tensor([[*prompt, *tokens]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
-    return (logits / (request.start.temperature or 1.0)).log_softmax(-1)
+    ids = torch.tensor([[*request.prompt, *tokens]])
+    logits = model(ids, use_cache=False).logits[0, len(request.prompt) - 1 : -1]
+    return (logits / (request.temperature or 1.0)).log_softmax(-1)
 
 
 def largest_difference(model: Any, requests: Sequence[Wanted], results: Sequence[Sampled]) -> float:

@@ -19,10 +19,10 @@ Forward = Callable[[Tensor, Tensor], Tensor]  # token and position, S x 1 each, 
 
 
 class Start(NamedTuple):
-    """What a slot gets when a request enters it. The prompt's tokens before the last are in the cache."""
+    """What a slot gets when a request enters it; the cache has the tokens before `position`."""
 
-    token: int  # the prompt's last
-    position: int  # of that token
+    known: Sequence[int]  # the tokens of the prompt from there on
+    position: int
     last: int  # the position of the last token that may be sampled
     seed: int
     temperature: float  # 0: the most likely token
@@ -34,8 +34,8 @@ class Rows:
     """The state of each slot on the device, and what was sampled, by position."""
 
     def __init__(self, count: int, length: int, vocabulary: int, device: torch.device) -> None:
-        # token, position, last, running, and two words of the seed
-        self._whole_S6 = torch.zeros((count, 6), dtype=torch.long, device=device)
+        # token, position, first and last that is sampled, running, and two words of the seed
+        self._whole_S7 = torch.zeros((count, 7), dtype=torch.long, device=device)
         self._real_S4 = torch.ones((count, 4), device=device)  # divisor, is sampled, top k, top p
         self.token_SL = torch.zeros((count, length + 1), dtype=torch.long, device=device)
         self.logprob_SL = torch.zeros((count, length + 1), device=device)
@@ -50,22 +50,25 @@ class Rows:
 
     def enter(self, slots: Sequence[int], starts: Sequence[Start]) -> None:
         whole, real = [], []
-        for start in starts:
-            whole.append([start.token, start.position, start.last, 1, *seed_words(start.seed)])
+        for slot, (known, position, last, seed, *_), start in zip(slots, starts, starts, strict=True):
+            first = position + len(known)
+            whole.append([known[0], position, first, last, 1, *seed_words(seed)])
+            if len(known) > 1:
+                self.token_SL[slot, position:first] = torch.tensor(known, device=self.device)
             greedy = start.temperature == 0
             divisor = 1.0 if greedy else start.temperature
             real.append([divisor, float(not greedy), float(start.top_k), start.top_p])
-        slot = torch.tensor(slots, device=self.device)
-        self._whole_S6[slot] = torch.tensor(whole, device=self.device)
-        self._real_S4[slot] = torch.tensor(real, device=self.device)
+        at = torch.tensor(slots, device=self.device)
+        self._whole_S7[at] = torch.tensor(whole, device=self.device)
+        self._real_S4[at] = torch.tensor(real, device=self.device)
 
     def leave(self, slots: Sequence[int]) -> None:
         """Stop these before they are done."""
-        self._whole_S6[torch.tensor(slots, device=self.device), 3] = 0
+        self._whole_S7[torch.tensor(slots, device=self.device), 4] = 0
 
     def progress(self) -> tuple[list[int], list[int]]:
         """Which slots are running, and the position that each has reached."""
-        position_S, _, running_S = self._whole_S6[:, 1:4].T.tolist()
+        position_S, _, _, running_S = self._whole_S7[:, 1:5].T.tolist()
         return running_S, position_S
 
     def tokens(self, slot: int, start: int, end: int) -> list[int]:
@@ -79,12 +82,12 @@ class Rows:
 
     @property
     def columns(self) -> tuple[Tensor, ...]:
-        """token, position, last, running; changed in place."""
-        return self._whole_S6[:, :4].unbind(1)
+        """token, position, first, last, running; changed in place."""
+        return self._whole_S7[:, :5].unbind(1)
 
     @property
     def words_S2(self) -> Tensor:
-        return self._whole_S6[:, 4:].to(torch.int32)
+        return self._whole_S7[:, 5:].to(torch.int32)
 
     @property
     def options(self) -> tuple[Tensor, ...]:
@@ -93,11 +96,11 @@ class Rows:
 
 
 def decode_step(forward: Forward, slots: Slots, rows: Rows, end: int, *, filtered: bool = False) -> None:
-    """Sample the next token of every running row. `end` is above the position of each of them.
+    """Take the next token of every running row: the prompt's, or a draw. `end` is above all their positions.
 
     `filtered` says that a row asks for top-k or top-p; the result of the others does not depend on it.
     """
-    token_S, position_S, last_S, running_S = rows.columns
+    token_S, position_S, first_S, last_S, running_S = rows.columns
     slots.decode(position_S, end)
     logits_SV = forward(token_S[:, None], position_S[:, None])
     divisor_S, sampled_S, top_k_S, top_p_S = rows.options
@@ -108,15 +111,17 @@ def decode_step(forward: Forward, slots: Slots, rows: Rows, end: int, *, filtere
         p_SV = p_SV * likely(p_SV, top_k_S, top_p_S)
     noise_SV = exponential(rows.words_S2, position_S, rows.words_V)
     race_SV = p_SV / noise_SV.masked_fill_(sampled_S[:, None] == 0, 1.0)
-    chosen_S = race_SV.argmax(-1)
     place_S1 = position_S[:, None] + 1
-    rows.token_SL.scatter_(1, place_S1, chosen_S[:, None])
-    rows.logprob_SL.scatter_(1, place_S1, logprob_SV.gather(1, chosen_S[:, None]))
+    # Tokens that the prompt has are kept, whatever is drawn in their place.
+    is_known_S = place_S1[:, 0] < first_S
+    new_S = torch.where(is_known_S, rows.token_SL.gather(1, place_S1)[:, 0], race_SV.argmax(-1))
+    rows.token_SL.scatter_(1, place_S1, new_S[:, None])
+    rows.logprob_SL.scatter_(1, place_S1, logprob_SV.gather(1, new_S[:, None]))
     rows.entropy_SL.scatter_(1, place_S1, entropy_S[:, None])
     # A row that has stopped keeps its token and position, and so computes the same step again.
-    token_S.copy_(torch.where(running_S > 0, chosen_S, token_S))
+    token_S.copy_(torch.where(running_S > 0, new_S, token_S))
     position_S += running_S
-    running_S *= ~rows.stops_V[chosen_S] & (position_S < last_S)
+    running_S *= (is_known_S | ~rows.stops_V[new_S]) & (position_S < last_S)
 
 
 def likely(p_SV: Tensor, top_k_S: Tensor, top_p_S: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """A queue of requests and a fixed number of slots: what is done leaves, and what waits enters.
 
-A prompt is computed once and copied to every other request that has it (the group of a task), as long as a
-slot still holds it. Requests that share a prompt need not come together, and nothing that a request gets
-depends on whether they did.
+The prompt of a first turn is computed at once, alone, and copied to every other request that has it (the
+group of a task). All tokens after it go through the decoding step, sampled or not, so a later turn gets the
+same bits whether its slot still holds the turns before or has to be given them again. Nothing that a request
+gets depends on what else is there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 from rollbook.samplers.decode import Rows, Start, decode_step
 from rollbook.samplers.model import SampledModel
+from rollbook.samplers.pool import SlotPool, Tokens
 from rollbook.samplers.slots import Slots
 from rollbook.samplers.stops import Decode, StopStrings
 
@@ -25,7 +27,11 @@ _BUCKET = 16
 
 
 class Wanted:
-    """One sequence to sample."""
+    """One sequence to sample.
+
+    In a later turn of an episode, `first` tokens of the prompt are the prompt of the first turn, and
+    `history` tokens are of the turns before this one.
+    """
 
     def __init__(
         self,
@@ -37,12 +43,24 @@ class Wanted:
         top_k: int = 0,
         top_p: float = 1.0,
         stop: Sequence[str] = (),
+        first: int | None = None,
+        history: int = 0,
     ) -> None:
-        self.prefix = tuple(prompt[:-1])  # computed before the first step, which feeds the last token
-        last = len(self.prefix) + max_tokens
-        self.start = Start(prompt[-1], len(self.prefix), last, seed, temperature, top_k, top_p)
-        self.stop = tuple(stop)
+        self.prompt = tuple(prompt)
+        self.prefix = self.prompt[: (first or len(prompt)) - 1]  # its last token goes through the first step
+        self.history: Tokens = self.prompt[: max(history - 1, 0)]  # the last sampled token was not fed
+        self.seed, self.last = seed, len(prompt) - 1 + max_tokens
+        self.temperature, self.top_k, self.top_p, self.stop = temperature, top_k, top_p, tuple(stop)
         self.abandoned = False  # set when nobody waits for it any more
+
+    @property
+    def is_filtered(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1
+
+    def start(self, position: int) -> Start:
+        """How it begins in a slot that has the keys and values of the tokens before `position`."""
+        known = self.prompt[position:]
+        return Start(known, position, self.last, self.seed, self.temperature, self.top_k, self.top_p)
 
 
 class Sampled(NamedTuple):
@@ -59,9 +77,10 @@ _ABANDONED = Sampled([], [], [], "abandoned")
 class _Running:
     """What is known of a slot without asking the device."""
 
-    def __init__(self, wanted: Wanted, decode: Decode) -> None:
+    def __init__(self, wanted: Wanted, decode: Decode, *, position: int, step: int) -> None:
         self.wanted = wanted
-        self.longest = self.seen = wanted.start.position  # it can have come so far; so far it was looked at
+        self.position, self.entered = position, step
+        self.seen = len(wanted.prompt) - 1  # up to here it has been searched for stop strings
         self.watch = StopStrings(wanted.stop, decode) if wanted.stop else None
 
 
@@ -78,19 +97,20 @@ class Engine:
         decode: Decode,
         steps_per_look: int = 1,
     ) -> None:
-        length = _up(length)
-        self._slots = Slots(slots, length, model.device)
+        self._length = _up(length)
+        self._slots = Slots(slots, self._length, model.device)
         self.model = SampledModel(model, self._slots)
-        self._rows = Rows(slots, length, self.model.vocabulary, model.device)
+        self._rows = Rows(slots, self._length, self.model.vocabulary, model.device)
         self._rows.stop_at(stop_ids)
         self._stop_ids = frozenset(stop_ids)
         self._decode, self._steps_per_look = decode, steps_per_look
         self._waiting: deque[Wanted] = deque()
         self._running: dict[int, _Running] = {}
-        self._free = list(range(slots))[::-1]
-        self._held: dict[int, tuple[int, ...]] = {}  # slot: the prefix that its cache begins with
-        self._holders: dict[tuple[int, ...], set[int]] = {}
+        self._pool = SlotPool(slots)
         self._spoiled: set[int] = set()  # slots whose cache has values that are no numbers
+        self._steps = 0
+        self._ahead = 0  # the furthest position of a running slot is this and the number of steps, at most
+        self._filtered = False
 
     @property
     def busy(self) -> bool:
@@ -101,8 +121,7 @@ class Engine:
 
     def forget(self) -> None:
         """The weights have changed: no key or value is of use any more."""
-        self._held.clear()
-        self._holders.clear()
+        self._pool.lose_all()
         self.model.forget()
 
     @torch.inference_mode()
@@ -111,62 +130,50 @@ class Engine:
         dropped = self._admit()
         if not self._running:
             return dropped
-        starts = [running.wanted.start for running in self._running.values()]
-        filtered = any(start.top_k or start.top_p < 1 for start in starts)
         for _ in range(self._steps_per_look):
-            end = _up(max(running.longest for running in self._running.values()) + 1)
-            decode_step(self.model.logits, self._slots, self._rows, end, filtered=filtered)
-            for running in self._running.values():
-                running.longest = min(running.longest + 1, running.wanted.start.last)
+            end = min(_up(self._ahead + self._steps + 1), self._length)
+            decode_step(self.model.logits, self._slots, self._rows, end, filtered=self._filtered)
+            self._steps += 1
         return dropped + self._take_done()
 
     def _admit(self) -> list[Done]:
         """Let waiting requests in; returns those that nobody waits for any more."""
-        dropped = []
-        entered: dict[tuple[int, ...], list[int]] = {}
-        while self._free and self._waiting:
+        dropped, entered = [], []
+        to_fill: dict[Tokens, list[int]] = {}
+        while self._pool.has_free and self._waiting:
             wanted = self._waiting.popleft()
             if wanted.abandoned:
                 dropped.append((wanted, _ABANDONED))
                 continue
-            slot = self._free.pop()
-            if slot in self._spoiled:
-                self._spoiled.remove(slot)
-                self._slots.clear(slot)
-                self._overwrite(slot)
-            elif self._held.get(slot) != wanted.prefix:
-                self._overwrite(slot)
-            self._running[slot] = _Running(wanted, self._decode)
-            entered.setdefault(wanted.prefix, []).append(slot)
-        for prefix, slots in entered.items():
+            slot = self._pool.take_back(wanted.prefix, wanted.history) if wanted.history else None
+            position = len(wanted.history)
+            if slot is None:
+                slot, position = self._pool.take(wanted.prefix), len(wanted.prefix)
+                to_fill.setdefault(wanted.prefix, []).append(slot)
+            self._running[slot] = _Running(wanted, self._decode, position=position, step=self._steps)
+            entered.append(slot)
+        for prefix, slots in to_fill.items():
             self._fill(prefix, slots)
         if entered:
-            slots = [slot for group in entered.values() for slot in group]
-            self._rows.enter(slots, [self._running[slot].wanted.start for slot in slots])
+            some = [self._running[slot] for slot in entered]
+            self._rows.enter(entered, [running.wanted.start(running.position) for running in some])
+            self._recount()
         return dropped
 
-    def _overwrite(self, slot: int) -> None:
-        prefix = self._held.pop(slot, None)
-        if prefix is not None:
-            self._holders[prefix].discard(slot)
-            if not self._holders[prefix]:
-                del self._holders[prefix]
-
-    def _fill(self, prefix: tuple[int, ...], slots: list[int]) -> None:
+    def _fill(self, prefix: Tokens, slots: list[int]) -> None:
         """Put the keys and values of a prefix into these slots."""
-        targets = [slot for slot in slots if slot not in self._held]
-        if not targets or not prefix:
-            return
-        holders = self._holders.setdefault(prefix, set())
-        source = next(iter(holders), None)
-        if source is None:
+        for slot in self._spoiled.intersection(slots):
+            self._slots.clear(slot)
+            self._spoiled.discard(slot)
+        targets = [slot for slot in slots if not self._pool.has(slot, prefix)]
+        source = self._pool.holder(prefix)
+        if targets and prefix and source is None:
             source = targets[0]
             self.model.prefill(source, prefix)
-            targets = targets[1:]
-        self._slots.copy(source, targets, len(prefix))
-        for slot in (source, *targets):
-            holders.add(slot)
-            self._held[slot] = prefix
+        if source is not None:
+            self._slots.copy(source, [slot for slot in targets if slot != source], len(prefix))
+        for slot in targets:
+            self._pool.fill(slot, prefix)
 
     def _take_done(self) -> list[Done]:
         is_running_S, position_S = self._rows.progress()
@@ -180,26 +187,35 @@ class Engine:
                 if (count := running.watch.add(new)) is not None:
                     done[slot] = running.seen + count
                     at_string.add(slot)
-                running.seen = position_S[slot]
+                running.seen = max(running.seen, position_S[slot])
         if not done:
             return []
         if early := [slot for slot in done if is_running_S[slot]]:
             self._rows.leave(early)
         lists = self._rows.sampled(list(done), max(done.values()) + 1)
-        return [
+        results = [
             self._leave(slot, last, rows, slot in at_string)
             for (slot, last), *rows in zip(done.items(), *lists, strict=True)
         ]
+        self._recount()
+        return results
 
     def _leave(self, slot: int, last: int, rows: Any, at_string: bool) -> Done:
         wanted = self._running.pop(slot).wanted
-        self._free.append(slot)
-        tokens, logprobs, entropies = (row[wanted.start.position + 1 : last + 1] for row in rows)
-        reason = "stop" if at_string or tokens[-1] in self._stop_ids else "length"
+        tokens, logprobs, entropies = (row[len(wanted.prompt) : last + 1] for row in rows)
+        reason = "stop" if at_string or (tokens and tokens[-1] in self._stop_ids) else "length"
         if not math.isfinite(sum(logprobs)):
             reason = "not_finite"
             self._spoiled.add(slot)
+            self._pool.lose(slot)
+        self._pool.give_back(slot, (*wanted.prompt, *tokens)[:last])  # the last has not been fed
         return wanted, Sampled(tokens, logprobs, entropies, reason)
+
+    def _recount(self) -> None:
+        """What depends on who is running."""
+        running = self._running.values()
+        self._ahead = max((one.position - one.entered for one in running), default=0)
+        self._filtered = any(one.wanted.is_filtered for one in running)
 
 
 def _up(length: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,13 @@ from rollbook.samplers.engine import Engine, Sampled, Wanted
 from rollbook.samplers.sampling import Sampling, invalid
 from rollbook.samplers.stops import before_stop
 from rollbook.samplers.thread import SamplingThread
+
+
+class _Prompt(NamedTuple):
+    tokens: list[int]
+    first: int  # the tokens of them that were the prompt of the row's first turn
+    history: int  # the tokens of the turns before this one
+    new_row: str | None  # why they do not continue the tokens of the turns before
 
 
 class LocalPolicy:
@@ -75,46 +82,52 @@ class LocalPolicy:
                 sampling.check_training()
             except ValueError as error:
                 raise invalid(str(error)) from None
-        prompt, new_row = self._prompt(request)
+        prompt = self._prompt(request)
         seed = secrets.randbits(62) if request.seed is None else request.seed
         wanted = Wanted(
-            prompt,
+            prompt.tokens,
             seed=seed,
-            max_tokens=self._room(request, len(prompt), sampling),
+            max_tokens=self._room(request, len(prompt.tokens), sampling),
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             stop=sampling.stop,
+            first=prompt.first,
+            history=prompt.history,
         )
         version = self.version
         sampled = await self._shared.thread.sample(wanted)
         if sampled.finish_reason == "not_finite":
             why = f"the model's logits at version {version} are not finite numbers"
             raise RolloutFailure(FailureKind.BAD_ANSWER, why)
-        completion = self._completion(request, prompt, sampled, sampling)
-        completion.seed, completion.policy_version, completion.new_row = seed, version, new_row
+        completion = self._completion(request, prompt.tokens, sampled, sampling)
+        completion.seed, completion.policy_version, completion.new_row = seed, version, prompt.new_row
         return completion
 
     async def close(self) -> None:
         await asyncio.to_thread(self._shared.thread.close)
 
-    def _prompt(self, request: Request) -> tuple[list[int], str | None]:
-        """All tokens of the prompt, and why they do not continue those of the turns before."""
+    def _prompt(self, request: Request) -> _Prompt:
         turns = request.turns
         if not turns:
-            return self._format.prompt(request.messages, request.tools), None
+            return self._whole(request, None)
         if any(turn.prompt_token_ids is None or not turn.token_ids for turn in turns):
-            return self._format.prompt(request.messages, request.tools), "a turn before has no token ids"
-        before = token_rows(turns)[-1].token_ids
+            return self._whole(request, "a turn before has no token ids")
+        row = token_rows(turns)[-1]
         delta = self._format.delta(
             turns[-1].messages[1:],
-            stopped=before[-1] in self._format.stop_ids,
+            stopped=row.token_ids[-1] in self._format.stop_ids,
             tools=request.tools,
             reply=turns[-1].reply,
         )
         if delta is None:
-            return self._format.prompt(request.messages, request.tools), self._format.why_no_delta
-        return [*before, *delta], None
+            return self._whole(request, self._format.why_no_delta)
+        _, first, _ = row.turns[0]
+        return _Prompt([*row.token_ids, *delta], first, len(row.token_ids), None)
+
+    def _whole(self, request: Request, new_row: str | None) -> _Prompt:
+        tokens = self._format.prompt(request.messages, request.tools)
+        return _Prompt(tokens, len(tokens), 0, new_row)
 
     def _room(self, request: Request, prompt: int, sampling: Sampling) -> int:
         """How many tokens may be sampled."""

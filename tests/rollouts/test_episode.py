@@ -11,6 +11,7 @@ import pytest
 from rollbook.records.identity import derive_seed
 from rollbook.records.turns import Usage, token_rows
 from rollbook.rollouts.episode import play
+from rollbook.rollouts.failures import PolicyGone
 from rollbook.rollouts.types import (
     Completion,
     Episode,
@@ -18,6 +19,7 @@ from rollbook.rollouts.types import (
     Feedback,
     Message,
     Opening,
+    OutOfTokens,
     Request,
     RolloutFailure,
     Task,
@@ -121,6 +123,41 @@ def test_seeds_follow_from_the_task_and_the_turn() -> None:
 def test_max_turns_ends_an_endless_episode() -> None:
     episode = _play(Counting(), max_turns=2)
     assert (episode.stop_reason, episode.reward, len(episode.turns)) == ("max_turns", 1.0, 2)
+
+
+def test_a_conversation_that_grows_too_long_ends_the_episode_by_its_length() -> None:
+    """It is cut, with the rewards until then, and no failure."""
+
+    def act(request: Request) -> str:
+        if request.turn == 2:
+            raise OutOfTokens("the prompt has 513 tokens, and 512 fit")
+        return "tick"
+
+    environment = Counting(turns=5)
+    episode = _play(environment, Policy(act))
+    assert (episode.stop_reason, len(episode.turns), episode.reward) == ("length", 2, 1.0)
+    assert environment.closed == 1
+
+
+def test_a_first_prompt_that_is_too_long_is_a_failure() -> None:
+    def act(request: Request) -> str:
+        raise OutOfTokens("the prompt has 513 tokens, and 512 fit")
+
+    failure = _failure(Counting(), Policy(act))
+    assert (failure.kind, str(failure)) == (
+        FailureKind.INVALID_REQUEST,
+        "the prompt has 513 tokens, and 512 fit",
+    )
+
+
+def test_a_policy_that_is_gone_is_no_failure_of_a_rollout() -> None:
+    def act(request: Request) -> str:
+        raise PolicyGone("the model ran out of memory")
+
+    environment = Counting()
+    with pytest.raises(PolicyGone, match="out of memory"):
+        _play(environment, Policy(act))
+    assert environment.closed == 1
 
 
 def test_a_turn_keeps_the_tokens_that_are_new() -> None:

@@ -276,7 +276,7 @@ def test_a_stop_string_ends_the_text_before_it(model: Model, chat_format: ChatFo
 def test_too_long_a_prompt_is_refused_with_its_length(model: Model, chat_format: ChatFormat) -> None:
     policy = policy_of(model, chat_format, max_length=20)
     with pytest.raises(
-        RolloutFailure, match="the prompt has 33 tokens, and a sequence can have 20"
+        RolloutFailure, match="the prompt has 33 tokens, and the model's length allows 20"
     ) as failure:
         asyncio.run(policy.act(asked("a" * 30)))
     assert failure.value.kind is FailureKind.INVALID_REQUEST
@@ -284,6 +284,19 @@ def test_too_long_a_prompt_is_refused_with_its_length(model: Model, chat_format:
     assert len(cut.token_ids or ()) <= 4
     with pytest.raises(ValueError, match="max_length is 500, and the model has 128 positions"):
         policy_of(model, chat_format, max_length=500)
+
+
+def test_an_episode_ends_when_its_tokens_are_used_up(model: Model, chat_format: ChatFormat) -> None:
+    """Prompts and replies of all turns count; the last reply is cut, and the episode by its length."""
+    policy = policy_of(model, chat_format, max_episode_tokens=40, max_tokens=20)
+    assert policy.max_length == 40
+    episodes = asyncio.run(talk(policy, 12, turns=9))
+    assert {episode.stop_reason for episode in episodes} == {"length"}
+    for episode in episodes:
+        check_tokens(model, episode)
+        tokens = len(token_rows(episode.turns)[0].token_ids)
+        assert tokens <= 40
+        assert tokens == 40 or len(episode.turns) < 9
 
 
 def test_an_error_in_the_thread_reaches_everybody(

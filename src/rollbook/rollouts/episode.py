@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from rollbook.records.identity import derive_seed
 from rollbook.records.turns import Turn
-from rollbook.rollouts.failures import NotSent, error_with_place, is_cancellation
+from rollbook.rollouts.failures import NotSent, PolicyGone, error_with_place, is_cancellation
 from rollbook.rollouts.types import (
     Completion,
     EnvironmentProtocol,
@@ -28,6 +28,7 @@ from rollbook.rollouts.types import (
     Feedback,
     Message,
     Opening,
+    OutOfTokens,
     Policy,
     Request,
     RolloutFailure,
@@ -104,7 +105,13 @@ class _Game:
         for number in range(self._max_turns):
             completion = self._task.reply if number == 0 else None
             if completion is None:
-                completion = await self._call(self._policy.act, self._request(number), returns=Completion)
+                try:
+                    completion = await self._call(self._policy.act, self._request(number), returns=Completion)
+                except OutOfTokens:
+                    if not episode.turns:
+                        raise
+                    episode.stop_reason = "length"
+                    return episode
             turn = self._turn(completion)
             episode.turns.append(turn)  # before it is graded, which can fail
             episode.model, episode.stop_reason = completion.model, completion.finish_reason
@@ -216,7 +223,7 @@ async def call(
         if (returns is None or not isinstance(result, returns)) and inspect.isawaitable(result):
             async with time_limit(timeout_s, lambda: _name(function)):
                 result = await result
-    except (RolloutFailure, NotSent):
+    except (RolloutFailure, NotSent, PolicyGone):
         raise
     except BaseException as error:
         if is_cancellation(error):

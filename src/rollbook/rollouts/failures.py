@@ -5,6 +5,12 @@ from __future__ import annotations
 import asyncio
 import traceback
 
+from rollbook.errors import RollbookError
+
+
+class PolicyGone(RollbookError):
+    """A policy can serve nobody any more. It ends the job; trying again would only fail again."""
+
 
 class NotSent(Exception):
     """Raised by a policy that has not sent its first request yet, when nothing new is to be started."""

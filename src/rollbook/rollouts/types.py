@@ -40,6 +40,13 @@ class RolloutFailure(Exception):
         self.reply: Completion | None = None  # a reply that only has to be graded again
 
 
+class OutOfTokens(RolloutFailure):
+    """A conversation has become too long for another reply. `play` ends the episode as cut by its length."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(FailureKind.INVALID_REQUEST, message)
+
+
 class Completion(msgspec.Struct):
     """One assistant message and what came with it. Token ids are those of the whole prompt."""
 

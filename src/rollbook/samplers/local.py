@@ -16,7 +16,7 @@ import msgspec
 
 from rollbook.policies.chat_format import ChatFormat
 from rollbook.records.turns import Usage, token_rows
-from rollbook.rollouts.types import Completion, FailureKind, Request, RolloutFailure
+from rollbook.rollouts.types import Completion, FailureKind, OutOfTokens, Request, RolloutFailure
 from rollbook.samplers.engine import Engine, Sampled, Wanted
 from rollbook.samplers.sampling import Sampling, invalid
 from rollbook.samplers.stops import before_stop
@@ -33,7 +33,8 @@ class _Prompt(NamedTuple):
 class LocalPolicy:
     """`model` is the trainer's (`train.model.Model`); it samples and trains in turn, never at once.
 
-    `slots` sequences decode together, each of at most `max_length` tokens with its prompt.
+    `slots` sequences decode together, each of at most `max_length` tokens, prompts and replies; that is
+    `max_episode_tokens` by default, or else all the positions of the model.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class LocalPolicy:
         self._sampling, self._training, self._name = sampling, training, name
         if training:
             sampling.check_training()
-        self.max_length = _length(max_length, model.positions)
+        self.max_length = _length(max_length or sampling.max_episode_tokens, model.positions)
         self._shared = _Shared(model, chat_format, slots, self.max_length, steps_per_look, version)
 
     @property
@@ -131,19 +132,13 @@ class LocalPolicy:
 
     def _room(self, request: Request, prompt: int, sampling: Sampling) -> int:
         """How many tokens may be sampled."""
-        room = self.max_length - prompt
-        if room < 1:
-            raise invalid(
-                f"the prompt has {prompt} tokens, and a sequence can have {self.max_length} with its reply; "
-                "raise max_length or shorten the prompt"
-            )
-        if sampling.max_episode_tokens is None:
-            return min(sampling.max_tokens, room)
-        used = sum(len(turn.token_ids or ()) for turn in request.turns)
-        left = sampling.max_episode_tokens - used
-        if left < 1:
-            raise invalid(f"the episode has used the {used} tokens of max_episode_tokens")
-        return min(sampling.max_tokens, room, left)
+        limit, name = self.max_length, "the model's length"
+        if sampling.max_episode_tokens is not None and sampling.max_episode_tokens < limit:
+            limit, name = sampling.max_episode_tokens, "max_episode_tokens"
+        if prompt < limit:
+            return min(sampling.max_tokens, limit - prompt)
+        why = f"the prompt has {prompt} tokens, and {name} allows {limit} with the reply"
+        raise OutOfTokens(why) if request.turns else invalid(why)
 
     def _completion(
         self, request: Request, prompt: list[int], sampled: Sampled, sampling: Sampling

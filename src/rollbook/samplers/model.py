@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from rollbook.samplers.slots import Slots
-
-_ATTENTION = "rollbook_slots"
+from rollbook.train.attention import ATTENTION, register_attention
 
 
 class SampledModel:
@@ -24,8 +23,9 @@ class SampledModel:
     def __init__(self, model: Any, slots: Slots) -> None:
         self.model, self.slots = model, slots
         self._decoder = model.get_decoder()
+        self._attentions = [module for module in model.modules() if hasattr(module, "layer_idx")]
         self._writes: list[int] | None = None
-        _register()
+        register_attention()
 
     @property
     def device(self) -> torch.device:
@@ -39,7 +39,7 @@ class SampledModel:
 
     def logits(self, token_S1: Tensor, position_S1: Tensor) -> Tensor:
         """One token per slot, to S x V; `slots.decode` has been called."""
-        output = self.model(input_ids=token_S1, position_ids=position_S1, use_cache=False, slots=self.slots)
+        output = self.model(input_ids=token_S1, position_ids=position_S1, use_cache=False)
         logits: Tensor = output.logits[:, -1]
         return logits
 
@@ -48,7 +48,7 @@ class SampledModel:
         self.slots.fill(slot)
         ids = torch.tensor([token_ids], device=self.device)
         places = torch.arange(len(token_ids), device=self.device)[None]
-        self._decoder(input_ids=ids, position_ids=places, use_cache=False, slots=self.slots)
+        self._decoder(input_ids=ids, position_ids=places, use_cache=False)
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
@@ -56,16 +56,20 @@ class SampledModel:
         self._check_writes()
         attention = model.config._attn_implementation
         training = [module for module in model.modules() if module.training]  # can differ from block to block
-        if attention != _ATTENTION:
-            model.set_attn_implementation(_ATTENTION)
+        if attention != ATTENTION:
+            model.set_attn_implementation(ATTENTION)
         if training:
             model.eval()
+        for module in self._attentions:
+            module.slots = self.slots
         try:
             yield
         finally:
+            for module in self._attentions:
+                del module.slots
             for module in training:
                 module.training = True
-            if attention != _ATTENTION:
+            if attention != ATTENTION:
                 model.set_attn_implementation(attention)
         self._check_writes()
 
@@ -81,17 +85,3 @@ class SampledModel:
             raise RuntimeError(
                 "the weights have changed; call update() after every step, and never while sampling"
             )
-
-
-def _register() -> None:
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(_ATTENTION, _attention)
-    AttentionMaskInterface.register(_ATTENTION, lambda *_, **__: None)
-
-
-def _attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-) -> tuple[Tensor, None]:
-    known = {name: options.get(name) for name in ("scaling", "sliding_window", "softcap")}
-    return options["slots"].attend(module, query, key, value, **known), None

@@ -18,7 +18,9 @@ class SlotPool:
     """
 
     def __init__(self, count: int) -> None:
-        self._free = dict.fromkeys(range(count))  # in the order in which they were given back
+        self._free: dict[int, None] = dict.fromkeys(
+            range(count)
+        )  # in the order in which they were given back
         self._held: dict[int, tuple[Tokens, Tokens]] = {}  # slot: prefix, and all tokens where it is free
         self._with_prefix: defaultdict[Tokens, set[int]] = defaultdict(set)
         self._kept: defaultdict[tuple[Tokens, Tokens], set[int]] = defaultdict(set)  # free slots

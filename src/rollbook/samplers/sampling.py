@@ -17,8 +17,8 @@ _MEANS_NOTHING = {"tool_choice": "auto", "truncation": "disabled", "n": 1, "min_
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`max_tokens` is per turn, `max_episode_tokens` for all turns of an episode together; both count what is
-    sampled. Temperature 0 takes the most likely token."""
+    """`max_tokens` limits the reply of a turn, `max_episode_tokens` prompt and replies of all turns together.
+    Temperature 0 takes the most likely token."""
 
     max_tokens: int
     max_episode_tokens: int | None = None

@@ -16,13 +16,13 @@ from collections.abc import Iterable
 
 import torch
 
-from rollbook.errors import RollbookError
+from rollbook.rollouts.failures import PolicyGone
 from rollbook.samplers.engine import Done, Engine, Sampled, Wanted
 
 Future = asyncio.Future[Sampled]
 
 
-class SamplerError(RollbookError):
+class SamplerError(PolicyGone):
     """The sampler can serve nobody any more."""
 
 

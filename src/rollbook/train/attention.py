@@ -3,7 +3,8 @@ switch.
 
 - packed (`boundaries=`): attention stays inside each sequence of a packed batch. On a GPU it is PyTorch's
   variable-length flash attention; elsewhere one causal attention per sequence, the same by construction.
-- slots (`slots=`): the sampler's; the object decides what a row attends to (`samplers/slots.py`).
+- slots (`slots` of the module): the sampler's; the object decides what a row attends to. Not a keyword,
+  because some families do not pass keywords on.
 - plain: one causal attention over the whole row.
 
 It is registered with transformers under a name of its own, so any model that takes its attention from there
@@ -82,7 +83,6 @@ def attention(
     softcap: float | None = None,
     boundaries: Tensor | None = None,
     longest: int | None = None,
-    slots: Slots | None = None,
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
@@ -91,6 +91,7 @@ def attention(
     if unknown or attention_mask is not None or is_causal is False:
         names = unknown or (["attention_mask"] if attention_mask is not None else ["is_causal"])
         raise UnsupportedAttentionError(f"this attention does not know {', '.join(names)}")
+    slots: Slots | None = module.__dict__.get("slots")
     if slots is not None:
         output = slots.attend(
             module, query, key, value, scaling=scaling, sliding_window=sliding_window, softcap=softcap

@@ -19,6 +19,8 @@ from collecting import (
     settings,
     small_input,
 )
+from faults.harness import seeded
+from faults.test_killed_ray_collections import campaign
 from rollbook.collect import ray_engine
 from rollbook.errors import RollbookError, UsageError
 
@@ -26,12 +28,12 @@ ray = pytest.importorskip("ray")
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One cluster of this machine for all tests: it takes seconds to start."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One cluster of this machine for all tests: it takes seconds to start. Its address."""
     directory = tmp_path_factory.mktemp("cluster")
     config(directory)
     ray_engine._connect(ray_engine._import_ray(), settings(directory, "engine=ray", "workers=2"))
-    yield
+    yield ray.get_runtime_context().gcs_address
     ray.shutdown()
 
 
@@ -88,6 +90,11 @@ def test_what_a_killed_actor_held_is_done_by_another(tmp_path: Path) -> None:
     progress = run(tmp_path, "engine=ray", "workers=2", "num_samples_in_parallel=4")
     assert progress.failures["worker_lost"] >= 1
     assert_exactly_once(tmp_path / "out.jsonl", expected_keys(30))
+
+
+def test_a_few_kills_of_collectors_and_actors(tmp_path: Path, cluster: str) -> None:
+    with seeded("a few on Ray") as chance:
+        print(campaign(tmp_path, chance, cluster, 2))
 
 
 @pytest.mark.usefixtures("cluster")

@@ -142,25 +142,20 @@ def test_what_is_in_flight_finishes_after_a_stop_and_nothing_new_is_started() ->
 
 
 def test_a_stop_from_another_thread_is_heard() -> None:
-    stop = Stop()
-
-    async def work(item: int) -> int:
-        if item == 0:
-            started.set()
-        else:
-            released.set()
-        await forever.wait() if item else await released.wait()
-        return item
+    stop, started = Stop(), threading.Event()
 
     async def main() -> list[Any]:
-        nonlocal forever, released
-        forever, released = asyncio.Event(), asyncio.Event()
-        loop = asyncio.get_running_loop()
+        released, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        async def work(item: int) -> int:
+            started.set()
+            await released.wait()
+            return item
 
         def ask() -> None:
             started.wait()
             stop.request("from a thread")
-            loop.call_soon_threadsafe(forever.set)
+            loop.call_soon_threadsafe(released.set)
 
         thread = threading.Thread(target=ask)
         thread.start()
@@ -168,8 +163,6 @@ def test_a_stop_from_another_thread_is_heard() -> None:
         thread.join()
         return events
 
-    started = threading.Event()
-    forever = released = asyncio.Event()
     assert sorted(event.item for event in asyncio.run(main())) == [0, 1]
 
 
@@ -193,7 +186,7 @@ def test_what_takes_longer_than_the_patience_is_abandoned() -> None:
         return item
 
     assert _run(range(3), work, concurrency=3, stop=stop, abandon_after_s=0.01) == []
-    assert (stop.abandoned, sorted(cancelled)) == (1, [0])
+    assert (stop.abandoned, sorted(cancelled)) == (3, [0, 1, 2])
 
 
 def test_an_attempt_that_takes_too_long_is_a_timeout() -> None:

@@ -7,8 +7,8 @@ STAMP  := $(VENV)/.installed
 .PHONY: demo test lint test-faults test-interop test-vllm test-model bench clean
 
 demo: $(STAMP)
-	rm -rf demo/run
-	$(BIN)/rollbook demo demo/run
+	rm -rf demo
+	$(BIN)/rollbook demo demo
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not faults and not interop and not vllm and not model"
@@ -56,4 +56,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venvs .cache demo/run
+	rm -rf $(VENV) .venvs .cache demo

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.places import SHARED
 from helpers.signals import let_children_hear_signals
-from rollbook.samples import SampleConfig, write_sample_run
+from helpers.sample_run import SampleConfig, write_sample_run
 
 # Models of the tests are so small that threads only get into each other's way; subprocesses inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -9,7 +9,7 @@ import pytest
 
 from rollbook.errors import RollbookError, UsageError
 from rollbook.query.session import Session, checked
-from rollbook.samples import SampleConfig, write_sample_run
+from helpers.sample_run import SampleConfig, write_sample_run
 
 
 @pytest.fixture(scope="module")

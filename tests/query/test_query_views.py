@@ -19,7 +19,7 @@ from rollbook import open_run
 from rollbook.errors import BadLineError, RollbookError, UsageError
 from rollbook.query.schema import COLUMNS, VIEWS
 from rollbook.query.session import Session
-from rollbook.samples import SampleConfig, write_sample_run
+from helpers.sample_run import SampleConfig, write_sample_run
 
 Row = tuple[Any, ...]
 

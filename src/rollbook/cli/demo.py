@@ -1,12 +1,18 @@
-"""`rollbook demo`: a first look at what a run leaves behind."""
+"""`rollbook demo`: the whole loop on a tiny model, with the commands that a user would type."""
 
 from __future__ import annotations
 
-import json
+import shlex
+import subprocess
+import sys
+import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rollbook.demo.files import DemoFiles
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -15,58 +21,90 @@ _BAR_WIDTH = 30
 
 @app.command()
 def demo(
-    path: Annotated[Path, typer.Argument(help="where to write the run")] = Path("demo/run"),
-    iterations: Annotated[int, typer.Option(help="how many training iterations", min=1)] = 10,
-    layout: Annotated[str, typer.Option(help="flat, or nested (one directory an iteration)")] = "flat",
-    as_json: Annotated[bool, typer.Option("--json", help="print what was written as JSON")] = False,
+    directory: Annotated[Path, typer.Argument(help="where everything is written")] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="of the data, the weights and the rollouts")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
 ) -> None:
-    """Write a small synthetic run with the public API and read it back."""
-    from rollbook.cli.output import progress
+    """Fine-tune a tiny model on two ways to answer, then let rewards choose: on a CPU, in a minute or two."""
+    from rollbook.cli.common import print_json
+    from rollbook.demo.files import write_files
     from rollbook.errors import UsageError
-    from rollbook.samples import SampleConfig, write_sample_run
 
-    if (path / "run.json").exists():
-        raise UsageError(f"{path} holds a run already; name another directory: rollbook demo {path}-2")
-
-    with progress(total=iterations, label="iterations", quiet=as_json) as advance:
-        config = SampleConfig(iterations=iterations)
-        write_sample_run(path, config=config, layout=layout, on_iteration=lambda _: advance())
-    summary = _read_back(path)
+    if directory.exists() and any(directory.iterdir()):
+        raise UsageError(f"{directory} is not empty; name another directory: rollbook demo {directory}-2")
+    began = time.monotonic()
+    files = write_files(directory, seed=seed)
+    _say(as_json, f"wrote a tiny model, its examples and its tasks to {directory}")
+    _run(as_json, "sft", str(files.sft), "--artifacts", str(files.artifacts))
+    _run(as_json, "rl", str(files.rl), "--artifacts", str(files.artifacts))
+    summary = read_back(files) | {"seconds": round(time.monotonic() - began, 1)}
     if as_json:
-        print(json.dumps(summary))
+        print_json(summary)
     else:
-        _show(summary)
+        _show(files, summary)
 
 
-def _read_back(path: Path) -> dict[str, Any]:
+def _run(as_json: bool, *arguments: str) -> None:
+    """Type a command; its output is shown, and its failure is the demo's."""
+    _say(as_json, f"\n$ {shlex.join(['rollbook', *arguments])}")
+    command = [sys.executable, "-P", "-m", "rollbook", *arguments]
+    done = subprocess.run(command, stdout=sys.stderr if as_json else None, check=False)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+
+
+def _say(as_json: bool, text: str) -> None:
+    print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+
+def read_back(files: DemoFiles) -> dict[str, Any]:
+    """What the run's own record says about it."""
     from rollbook.records.layout import Artifact
-    from rollbook.records.rollouts import Status
     from rollbook.runs.reader import open_run
 
-    run = open_run(path)
-    statuses = [rollout.status for rollout in run.rollouts()]
+    run = open_run(files.run)
+    rows = run.metrics.by_step()
+    held_out = {
+        int(row["step"]): row["test/env/all/reward/total"]
+        for row in rows
+        if "test/env/all/reward/total" in row
+    }
+    rewards = [row["env/all/reward/total"] for row in rows if "env/all/reward/total" in row]
+    alerts = [f"{alert.title}: {alert.text}" for alert in run.alerts()]
+    report = next(item for item in run.iterations("train") if item.iteration == len(rewards) // 2)
     return {
-        "path": str(path),
-        "run_id": run.id,
-        "rollouts": len(statuses),
-        "failed": statuses.count(Status.ERROR),
+        "run": str(files.run),
+        "rollouts": int(sum(row.get("env/all/rollouts/ok", 0) for row in rows)),
+        "failed": int(sum(row.get("env/all/rollouts/failed", 0) for row in rows)),
+        "reward_by_iteration": rewards,
+        "held_out_by_iteration": held_out,
+        "before": held_out[min(held_out)],
+        "after": held_out[max(held_out)],
+        "alerts": alerts,
         "checkpoints": [checkpoint.name for checkpoint in run.checkpoints()],
-        "reward_by_step": [row["env/all/reward/total"] for row in run.metrics.by_step()],
-        "page": str(run.iterations("train")[-1].files[Artifact.HTML]),
+        "report": str(report.files[Artifact.HTML]),
     }
 
 
-def _show(summary: dict[str, Any]) -> None:
+def _show(files: DemoFiles, summary: dict[str, Any]) -> None:
     from rollbook.cli.output import console
 
     out = console()
-    out.print(f"{summary['path']} holds run {summary['run_id']}\n", markup=False)
-    out.print("mean reward of each iteration")
-    for step, reward in enumerate(summary["reward_by_step"]):
-        out.print(f"  {step:>3}  [green]{'█' * round(reward * _BAR_WIDTH):<{_BAR_WIDTH}}[/]  {reward:.2f}")
+    out.print("\nmean reward on tasks that were held out of training", style="bold")
+    for iteration, reward in summary["held_out_by_iteration"].items():
+        bar = "█" * round(reward * _BAR_WIDTH)
+        out.print(f"  before iteration {iteration:>3}  [green]{bar:<{_BAR_WIDTH}}[/]  {reward:.3f}")
+    checkpoints = ", ".join(summary["checkpoints"])
     out.print(
-        f"\n{summary['rollouts']} rollouts, {summary['failed']} failed; "
-        f"checkpoints {', '.join(summary['checkpoints'])}"
+        f"\n{summary['rollouts']:,} rollouts, {summary['failed']} failed, {len(summary['alerts'])} alerts; "
+        f"checkpoints {checkpoints}; {summary['seconds']:.0f} s in all",
+        markup=False,
     )
-    out.print(f"\nopen {summary['page']} in a browser: prompts, answers, rewards, turn by turn", markup=False)
-    out.print(f"python: rollbook.open_run({summary['path']!r}).metrics.to_pandas()", markup=False)
+    question = "select tags, count(*) as n, avg(total_reward) as reward from rollouts group by tags"
+    out.print("\nnext:")
+    for command in (
+        f"open {summary['report']}     # prompts, answers and rewards, in a browser",
+        f'rollbook query "{question}" {files.run}',
+        f"rollbook rl {files.rl} log_path={files.directory / 'run-2'} loss.name=ppo",
+    ):
+        out.print(f"  {command}", markup=False)

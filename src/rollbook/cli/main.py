@@ -27,7 +27,7 @@ COMMANDS = {
     "diff": "what differs between two runs, in config and in numbers",
     "query": "SQL over runs and collections: metrics, rollouts, steps, tokens and more",
     "plot": "the curves of a run as a picture, at any time",
-    "demo": "write a small synthetic run and read it back",
+    "demo": "the whole loop on a tiny model: fine-tune, train with rewards, read back",
 }
 
 

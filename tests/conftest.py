@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from helpers.places import SHARED
-from helpers.signals import let_children_hear_signals
 from helpers.sample_run import SampleConfig, write_sample_run
+from helpers.signals import let_children_hear_signals
 
 # Models of the tests are so small that threads only get into each other's way; subprocesses inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

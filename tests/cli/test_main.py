@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -47,7 +46,7 @@ def test_unknown_command_suggests_the_nearest() -> None:
 
 
 def test_wrong_option_is_a_usage_error() -> None:
-    assert call("demo", "--iteratoins", "3").returncode == 2
+    assert call("demo", "--sede", "3").returncode == 2
 
 
 def test_every_command_has_json_and_help() -> None:
@@ -59,21 +58,11 @@ def test_every_command_has_json_and_help() -> None:
         assert "--json" in result.stdout, command
 
 
-def test_demo(tmp_path: Path) -> None:
-    result = call("demo", "run", "--iterations", "5", "--json", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    summary = json.loads(result.stdout)
-    assert summary["failed"] == 1 and len(summary["reward_by_step"]) == 5
-    assert (tmp_path / summary["page"]).read_text().startswith("<!doctype html>")
-    again = call("demo", "run", cwd=tmp_path)
-    assert again.returncode == 2
-    assert "holds a run already" in again.stderr and "Traceback" not in again.stderr
-
-
-def test_log_output_has_no_carriage_returns(tmp_path: Path) -> None:
-    result = call("demo", "run", "--iterations", "2", cwd=tmp_path)
-    assert "\r" not in result.stdout + result.stderr
-    assert "iterations: 2 of 2" in result.stderr
+def test_demo_refuses_a_directory_with_something_in_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").touch()
+    refused = call("demo", ".", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "is not empty" in refused.stderr and "Traceback" not in refused.stderr
 
 
 def test_hostile_text_is_made_printable() -> None:

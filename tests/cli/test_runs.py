@@ -121,7 +121,13 @@ def test_status_after_kill_9(shell: Shell) -> None:
 
 
 def test_status_of_a_recorded_run_and_its_plot(shell: Shell) -> None:
-    shell("run", "demo", "--", ROLLBOOK, "demo", "out", "--iterations", "5")
+    helpers = str(Path(__file__).parents[1])
+    loop = (
+        f"import sys; sys.path.append({helpers!r}); from pathlib import Path; "
+        "from helpers.sample_run import SampleConfig, write_sample_run; "
+        "write_sample_run(Path('out'), config=SampleConfig(iterations=5))"
+    )
+    shell("run", "demo", "--", sys.executable, "-c", loop)
     report = shell.json("status")
     standing = report["standing"]
     assert (standing["step"], standing["total_steps"], standing["percent"]) == (5, 5, 100.0)

@@ -7,9 +7,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from helpers.sample_run import SampleConfig, write_sample_run
 from rollbook.errors import RollbookError, UsageError
 from rollbook.query.session import Session, checked
-from helpers.sample_run import SampleConfig, write_sample_run
 
 
 @pytest.fixture(scope="module")

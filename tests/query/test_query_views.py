@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import collecting
+from helpers.sample_run import SampleConfig, write_sample_run
 from rollbook import open_run
 from rollbook.errors import BadLineError, RollbookError, UsageError
 from rollbook.query.schema import COLUMNS, VIEWS
 from rollbook.query.session import Session
-from helpers.sample_run import SampleConfig, write_sample_run
 
 Row = tuple[Any, ...]
 

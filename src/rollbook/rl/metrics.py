@@ -32,6 +32,10 @@ class Clock:
         finally:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - began
 
+    def without(self, stage: str) -> float:
+        """Seconds since the beginning but for those of one stage."""
+        return time.perf_counter() - self._began - self.seconds.get(stage, 0.0)
+
     def metrics(self) -> dict[str, float]:
         values = {f"time/{stage}": seconds for stage, seconds in self.seconds.items()}
         return values | {"time/total": time.perf_counter() - self._began}

@@ -74,6 +74,7 @@ def run_iteration(job: Job, i: int) -> None:
     values |= log.metrics() | floor
     values |= metrics.of_sampling(played.groups, selection)
     values |= metrics.of_training(steps, rate_of(settings, i)) | clock.metrics()
+    values["tokens_per_second"] = values["tokens/sampled"] / clock.without("eval")
     run.log_metrics(values, step=i)
     job.console.iteration(i, values, played.groups)
     job.sample_seconds.append(clock.seconds["sample"])

@@ -51,7 +51,7 @@ def test_ids_join_across_files(tmp_path: Path) -> None:
     summaries = lines(Path(f"{base}_rollout_summaries.jsonl"))
     transcripts = lines(Path(f"{base}_transcripts.jsonl"))
     assert [[s[k] for k in keys] for s in summaries] == [[t[k] for k in keys] for t in transcripts]
-    assert [(s["group_idx"], s["traj_idx"]) for s in summaries] == [(4, 0), (4, 1), (2, 0), (2, 1)]
+    assert [(s["group_idx"], s["traj_idx"]) for s in summaries] == [(2, 0), (2, 1), (4, 0), (4, 1)]
     tree = logtree.read(Path(f"{base}_logtree.json"))
     found = {(f.ids["group_idx"], f.ids["traj_idx"]) for f in logtree.find_conversations(tree.root)}
     assert found == {("4", "0"), ("4", "1"), ("2", "0"), ("2", "1")}

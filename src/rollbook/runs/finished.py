@@ -27,6 +27,8 @@ class FinishedIterations:
     def begin(self, split: str, iteration: int) -> None:
         """Its files are being written from now on."""
         with self._guard:
+            if (split, iteration) in self._open:
+                raise UsageError(f"iteration {iteration} of {split!r} is being recorded already")
             self._open.add((split, iteration))
             self._closed.pop((split, iteration), None)
 

@@ -1,115 +1,207 @@
-"""How an iteration's rollouts look in the logtree: groups, conversations, Trajectory Details."""
+"""How an iteration's rollouts look in the logtree: groups, conversations, rewards, Trajectory Details.
+
+Sections are made one at a time from the lines just written, so memory does not grow with the iteration.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 from rollbook.records import logtree
-from rollbook.records.plain import is_finite
-from rollbook.records.rollouts import RolloutSummary, Status, Trajectory
-from rollbook.records.transcripts import numbered_messages
+from rollbook.runs.rollout_files import Place, RolloutReader
 
-_ROW = dict[str, Any]
-
-
-@dataclass
-class GroupReport:
-    """The numbers of one group that outlive its text."""
-
-    group_idx: int
-    trajectories: list[_ROW] = field(default_factory=list)
-    turns: list[_ROW] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-
-    def add(self, summary: RolloutSummary) -> None:
-        failed = summary.status is Status.ERROR
-        self.trajectories.append(
-            {
-                "traj_idx": summary.traj_idx,
-                "status": str(summary.status),
-                "total_reward": summary.total_reward,
-                "final_reward": summary.final_reward,
-                "turns": len(summary.steps),
-                "ac_tokens": summary.ac_len,
-                "final_ob_len": summary.final_ob_len,
-                "stop_reason": summary.stop_reason,
-                **({"error": summary.error} if failed else {}),
-                **summary.trajectory_metrics,
-            }
-        )
-        for step in summary.steps:
-            self.turns.append(
-                {
-                    "traj_idx": summary.traj_idx,
-                    "turn": step.step_idx,
-                    "ob_len": step.ob_len,
-                    "ac_len": step.ac_len,
-                    "step_reward": step.reward,
-                    **step.metrics,
-                }
-            )
-        if summary.total_reward is not None and is_finite(summary.total_reward) and not failed:
-            self.rewards.append(summary.total_reward)
-
-    @property
-    def mean_reward(self) -> float | None:
-        return sum(self.rewards) / len(self.rewards) if self.rewards else None
-
-    def title(self, task_id: str | None) -> str:
-        failed = sum(row["status"] == Status.ERROR for row in self.trajectories)
-        reward = "no reward" if self.mean_reward is None else f"mean reward {self.mean_reward:.3g}"
-        parts = [f"Group {self.group_idx}", reward]
-        if failed:
-            parts.append(f"{failed} failed")
-        if task_id:
-            parts.append(task_id)
-        return " · ".join(parts)
+_Row = dict[str, Any]
+_Line = Mapping[str, Any]
 
 
-def spread_over_rewards(reports: Iterable[GroupReport], count: int) -> set[int]:
+class Notes:
+    """What a loop logs in its groups, put aside in a file without a name until it is known which to show."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._guard = threading.Lock()
+        self._places: dict[int, tuple[int, int]] = {}
+        self._file: IO[bytes] | None = None
+
+    def keep(self, group_idx: int, node: logtree.Node) -> None:
+        if len(node.children) <= 1:  # the heading
+            return
+        data = logtree.encode_node(node)
+        with self._guard:
+            if self._file is None:
+                self._file = TemporaryFile(dir=self._directory)  # noqa: SIM115 - closed in `close`
+            self._places[group_idx] = (self._file.seek(0, os.SEEK_END), len(data))
+            self._file.write(data)
+
+    def add_to(self, node: logtree.Node, group_idx: int) -> None:
+        with self._guard:
+            if self._file is None or group_idx not in self._places:
+                return
+            start, length = self._places[group_idx]
+            self._file.seek(start)
+            kept = logtree.decode_node(self._file.read(length))
+        node.attrs.update(kept.attrs)
+        node.children += kept.children[1:]
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def group_sections(
+    reader: RolloutReader, begun: Iterable[int], count: int, notes: Notes
+) -> Iterator[logtree.Node]:
+    """A section for each group that was begun, in order; `count` of them show their conversations."""
+    means = [
+        (group_idx, mean_reward(summaries(reader, places))) for group_idx, places in _groups(reader, begun)
+    ]
+    chosen = spread_over_rewards(means, count)
+    for group_idx, places in _groups(reader, begun):
+        rows = list(summaries(reader, places))
+        node = logtree.section(_title(group_idx, rows), group_idx=group_idx, task_id=_task_id(rows))
+        if group_idx in chosen:
+            notes.add_to(node, group_idx)
+            for place, summary in zip(places, rows, strict=True):
+                _add_trajectory(node, summary, reader.transcript(place))
+        _add_details(node, rows)
+        yield node
+
+
+def _groups(reader: RolloutReader, begun: Iterable[int]) -> Iterator[tuple[int, list[Place]]]:
+    recorded = reader.groups()
+    following = next(recorded, None)
+    for group_idx in sorted(begun):
+        if following is not None and following[0] == group_idx:
+            yield following
+            following = next(recorded, None)
+        else:
+            yield group_idx, []
+
+
+def summaries(reader: RolloutReader, places: Iterable[Place]) -> Iterator[_Line]:
+    return map(reader.summary, places)
+
+
+def mean_reward(lines: Iterable[_Line]) -> float | None:
+    rewards = [line["total_reward"] for line in lines if line["status"] == "ok"]
+    known = [reward for reward in rewards if reward is not None]
+    return sum(known) / len(known) if known else None
+
+
+def spread_over_rewards(means: Iterable[tuple[int, float | None]], count: int) -> set[int]:
     """The groups to show in full: evenly spaced in the order of mean reward, the worst and best among them.
 
     Groups without any reward sort lowest: a group that only failed is the one a person must see.
     """
-    ranked = sorted(reports, key=lambda report: (report.mean_reward or 0.0, report.group_idx))
-    ranked.sort(key=lambda report: report.mean_reward is not None)
+    ranked = [group for _, _, group in sorted((mean is not None, mean or 0.0, at) for at, mean in means)]
     if count >= len(ranked):
-        return {report.group_idx for report in ranked}
+        return set(ranked)
     if count == 1:
-        return {ranked[len(ranked) // 2].group_idx}
+        return {ranked[len(ranked) // 2]}
     last = len(ranked) - 1
-    return {ranked[round(place * last / (count - 1))].group_idx for place in range(count)}
+    return {ranked[round(place * last / (count - 1))] for place in range(count)}
 
 
-def add_trajectory(node: logtree.Node, summary: RolloutSummary, trajectory: Trajectory | None) -> None:
-    """The conversation of one trajectory, with what the environment noted, below its group."""
-    reward = "failed" if summary.status is Status.ERROR else f"reward {_short(summary.total_reward)}"
-    ids = {"group_idx": summary.group_idx, "traj_idx": summary.traj_idx}
-    with logtree.under(node), logtree.scope(f"Trajectory {summary.traj_idx} · {reward}", **ids):
-        if summary.error:
-            logtree.text(f"failed: {summary.error}")
-        if trajectory is not None and (messages := numbered_messages(trajectory)):
+def _title(group_idx: int, rows: list[_Line]) -> str:
+    failed = sum(row["status"] != "ok" for row in rows)
+    mean = mean_reward(rows)
+    parts = [f"Group {group_idx}", "no reward" if mean is None else f"mean reward {mean:.3g}"]
+    if failed:
+        parts.append(f"{failed} failed")
+    if task_id := _task_id(rows):
+        parts.append(task_id)
+    return " · ".join(parts)
+
+
+def _task_id(rows: list[_Line]) -> str | None:
+    return next((row["task_id"] for row in rows if row.get("task_id") is not None), None)
+
+
+def _add_trajectory(node: logtree.Node, summary: _Line, transcript: _Line) -> None:
+    """The conversation of one trajectory, and what it earned for what."""
+    reward = f"reward {_short(summary['total_reward'])}" if summary["status"] == "ok" else "failed"
+    ids = {"group_idx": summary["group_idx"], "traj_idx": summary["traj_idx"]}
+    with logtree.under(node), logtree.scope(f"Trajectory {summary['traj_idx']} · {reward}", **ids):
+        if error := summary.get("error"):
+            logtree.text(f"failed: {error}")
+        if messages := transcript.get("messages"):
             logtree.conversation(messages, **ids)
-        notes = [{"turn": step.step_idx, **step.logs} for step in summary.steps if step.logs]
-        if notes:
-            logtree.table(notes, caption="Diagnostics")
+        if rows := _reward_rows(summary):
+            logtree.table(rows, caption="Reward and grading")
 
 
-def add_details(
-    trace: logtree.Trace, node: logtree.Node, report: GroupReport, *, task_id: str | None, with_content: bool
-) -> None:
-    """Attach a group to the trace: its content if it was chosen, its Trajectory Details in any case."""
-    if not with_content:
-        node = logtree.section("", group_idx=report.group_idx)
-    node.identify(task_id=task_id)
-    node.retitle(report.title(task_id))
+def _reward_rows(summary: _Line) -> list[_Row]:
+    """What each turn earned, with what the environment measured and noted; then what the episode did."""
+    rows = [
+        _row({"turn": step["step_idx"], "reward": step["reward"]}, step["metrics"], step["logs"])
+        for step in summary["steps"]
+    ]
+    whole = _row({"turn": "episode", "reward": summary["final_reward"]}, summary["trajectory_metrics"], {})
+    if summary["final_reward"] or summary["trajectory_metrics"]:
+        rows.append(whole)
+    if len(rows) > 1:
+        rows.append({"turn": "total", "reward": summary["total_reward"]})
+    return rows
+
+
+def _add_details(node: logtree.Node, lines: list[_Line]) -> None:
+    trajectories = [
+        _row(
+            {
+                "traj_idx": line["traj_idx"],
+                "status": line["status"],
+                "total_reward": line["total_reward"],
+                "final_reward": line["final_reward"],
+                "turns": len(line["steps"]),
+                "ac_tokens": _sum_of_known(step["ac_len"] for step in line["steps"]),
+                "final_ob_len": line["final_ob_len"],
+                "stop_reason": line.get("stop_reason"),
+                **({"error": line["error"]} if "error" in line else {}),
+            },
+            line["trajectory_metrics"],
+            {},
+        )
+        for line in lines
+    ]
+    turns = [
+        _row(
+            {
+                "traj_idx": line["traj_idx"],
+                "turn": step["step_idx"],
+                "ob_len": step["ob_len"],
+                "ac_len": step["ac_len"],
+                "step_reward": step["reward"],
+            },
+            step["metrics"],
+            {},
+        )
+        for line in lines
+        for step in line["steps"]
+    ]
     with logtree.under(node), logtree.scope("Trajectory Details"):
-        logtree.table(report.trajectories, caption="Trajectories")
-        if report.turns:
-            logtree.table(report.turns, caption="Turns")
-    trace.attach(node)
+        logtree.table(trajectories, caption="Trajectories")
+        if turns:
+            logtree.table(turns, caption="Turns")
+
+
+def _row(own: _Row, metrics: _Line, logs: _Line) -> _Row:
+    """One row; what the environment calls like a column of ours stands in it under another name."""
+    row = dict(own)
+    for name, value in [*metrics.items(), *logs.items()]:
+        while name in row:
+            name = f"{name}_"
+        row[name] = value
+    return row
+
+
+def _sum_of_known(lengths: Iterable[int | None]) -> int | None:
+    known = list(lengths)
+    return None if None in known else sum(length or 0 for length in known)
 
 
 def _short(value: float | None) -> str:

@@ -1,9 +1,9 @@
 """One iteration's rollouts, recorded as they finish.
 
 A line goes to the summaries and the transcripts the moment a trajectory ends, so a process killed in the
-middle of sampling loses nothing that was done. When the iteration ends, the logtree and its HTML page are
-written: every group with its Trajectory Details, and the conversations of `num_groups_to_log` groups spread
-over the range of rewards.
+middle of sampling loses nothing that was done. When the iteration ends, the lines are put in the order of the
+batch, and the logtree and its HTML page are made from them: every group with its Trajectory Details, and the
+conversations of `num_groups_to_log` groups spread over the range of rewards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 from rollbook.errors import UsageError
 from rollbook.records import logtree
 from rollbook.records.identity import task_digest, task_id
-from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.layout import TRAIN, Artifact
 from rollbook.records.locks import FileLock
 from rollbook.records.rollout_stats import RolloutStats
@@ -30,7 +29,8 @@ from rollbook.records.rollouts import (
     summarize_failure,
 )
 from rollbook.records.transcripts import transcript_of
-from rollbook.runs.report import GroupReport, add_details, add_trajectory, spread_over_rewards
+from rollbook.runs.report import Notes, group_sections
+from rollbook.runs.rollout_files import RolloutFiles
 
 
 class GroupLog:
@@ -55,7 +55,6 @@ class GroupLog:
         self._shown: tuple[list[dict[str, Any]], list[Any]] | None = None
         self._digest: str | None = None  # of what was shown last
         self._guard = threading.RLock()
-        self.report = GroupReport(group_idx)
 
     def add(self, trajectory: Trajectory, traj_idx: int | None = None) -> RolloutSummary:
         """Record a trajectory that came to its end."""
@@ -92,8 +91,6 @@ class GroupLog:
                 summary = summarize_failure(error, trajectory, **ids)
             self._log.write(summary, trajectory)
             self._recorded.add(index)  # only now: a trajectory that could not be written can still fail
-            self.report.add(summary)
-            add_trajectory(self.node, summary, trajectory)
         return summary
 
     def _free_index(self, traj_idx: int | None) -> int:
@@ -139,23 +136,17 @@ class RolloutLog:
         iteration: int,
         path_of: Callable[[Artifact], Path],
         num_groups_to_log: int,
-        title: str,
         lock: FileLock,
     ) -> None:
-        self.split, self.iteration, self.title = split, iteration, title
+        self.split, self.iteration = split, iteration
         self.stats = RolloutStats()
         self._run_id = run_id
         self._path_of = path_of
         self._num_groups_to_log = num_groups_to_log
-        self._groups: dict[int, GroupLog] = {}
         self._claimed: set[int] = set()
         self._guard = threading.Lock()
-        self._summaries = JsonlWriter(path_of(Artifact.SUMMARIES), lock=lock)
-        try:
-            self._transcripts = JsonlWriter(path_of(Artifact.TRANSCRIPTS), lock=lock)
-        except BaseException:
-            self._summaries.close()
-            raise
+        self._files = RolloutFiles(path_of(Artifact.SUMMARIES), path_of(Artifact.TRANSCRIPTS), lock)
+        self._notes = Notes(path_of(Artifact.SUMMARIES).parent)
 
     @contextmanager
     def group(
@@ -187,13 +178,16 @@ class RolloutLog:
             logtree.section(f"Group {index}", group_idx=index) if self._num_groups_to_log else logtree.NOWHERE
         )
         with logtree.under(node):
-            group = self._groups[index] = GroupLog(self, node, index, task_id, size, ids)
+            group = GroupLog(self, node, index, task_id, size, ids)
             try:
                 yield group
             except BaseException as error:
                 group.close(error)
                 raise
-            group.close(None)
+            else:
+                group.close(None)
+            finally:
+                self._notes.keep(index, node)
 
     def metrics(self) -> dict[str, float]:
         """The `env/...` metrics of what was recorded; an evaluation's carry its name in front."""
@@ -201,31 +195,26 @@ class RolloutLog:
         return self.stats.metrics(prefix)
 
     def write(self, summary: RolloutSummary, trajectory: Trajectory | None) -> None:
-        summary_line = summary.encode()
-        transcript_line = transcript_of(trajectory, summary).encode()
+        line, text = summary.encode(), transcript_of(trajectory, summary).encode()
         with self._guard:
-            # The transcript first: a summary is never without its text.
-            self._transcripts.append(transcript_line)
-            self._summaries.append(summary_line)
+            self._files.append(summary.group_idx, summary.traj_idx, line, text)
             self.stats.add(summary)
 
     def sync(self) -> None:
-        self._transcripts.sync()
-        self._summaries.sync()
-
-    def add_groups_to(self, trace: logtree.Trace) -> None:
-        """Put every group into the tree, in the order of the batch; some in full."""
-        if not self._num_groups_to_log:
-            return
-        reports = [group.report for group in self._groups.values()]
-        chosen = spread_over_rewards(reports, self._num_groups_to_log)
-        for index, group in sorted(self._groups.items()):
-            add_details(trace, group.node, group.report, task_id=group.task_id, with_content=index in chosen)
-        self._groups.clear()
+        self._files.sync()
 
     def close(self) -> None:
-        self._transcripts.close()
-        self._summaries.close()
+        """Close the files of rollouts, their lines in the order of the batch."""
+        self._files.close()
+
+    def write_report(self, trace: logtree.Trace) -> None:
+        """Write the page and the tree from the closed files: every group in order, some in full."""
+        if self._num_groups_to_log > 0:
+            html, json = self._path_of(Artifact.HTML), self._path_of(Artifact.LOGTREE)
+            with self._files.reading() as reader:
+                groups = group_sections(reader, self._claimed, self._num_groups_to_log, self._notes)
+                logtree.write(trace, html=html, json=json, more=groups)
+        self._notes.close()
 
     def _claim(self, group_idx: int | None) -> int:
         with self._guard:

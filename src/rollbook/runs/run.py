@@ -14,7 +14,7 @@ writes a run; a second one is refused with the pid and host of the first.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -82,7 +82,6 @@ class Run:
         self.total_iterations = total_iterations
         self._pid = os.getpid()
         self._eval_names: dict[str, str] = {}
-        self._open_reports: set[Path] = set()
         self._open_rollouts: set[RolloutLog] = set()
         self._opened: ExitStack | None = None
         with ExitStack() as opened:
@@ -138,36 +137,38 @@ class Run:
     ) -> Iterator[RolloutLog]:
         """Record the rollouts of one iteration; `split` is `train` or `eval/<name>`."""
         iteration = as_step(iteration)
-        self._claim_files(split, iteration, tuple(Artifact))
         title = title or (f"Iteration {iteration}" if split == TRAIN else f"{split} at iteration {iteration}")
-        log = RolloutLog(
-            run_id=self.id,
-            split=split,
-            iteration=iteration,
-            path_of=partial(self.files.iteration, split, iteration),
-            num_groups_to_log=self.num_groups_to_log,
-            title=title,
-            lock=self._lock,
-        )
-        self._open_rollouts.add(log)
-        with self._recording(split, iteration):
+        with self._recording(split, iteration, tuple(Artifact)) as path_of:
+            log = RolloutLog(
+                run_id=self.id,
+                split=split,
+                iteration=iteration,
+                path_of=path_of,
+                num_groups_to_log=self.num_groups_to_log,
+                lock=self._lock,
+            )
+            self._open_rollouts.add(log)
+            trace = logtree.Trace(title)
             try:
-                with self._report(split, iteration, title) as trace:
-                    try:
-                        yield log
-                    finally:
-                        log.add_groups_to(trace)
+                with logtree.trace(trace):
+                    yield log
             finally:
                 self._open_rollouts.discard(log)
                 log.close()
+                log.write_report(trace)
 
     @contextmanager
     def report(self, iteration: int, split: str = TRAIN, *, title: str) -> Iterator[logtree.Trace]:
         """A report of the loop's own making, for an iteration that `rollouts` does not record."""
-        iteration = as_step(iteration)
-        self._claim_files(split, iteration, (Artifact.HTML, Artifact.LOGTREE))
-        with self._recording(split, iteration), self._report(split, iteration, title) as trace:
-            yield trace
+        parts = (Artifact.HTML, Artifact.LOGTREE)
+        with self._recording(split, as_step(iteration), parts) as path_of:
+            trace = logtree.Trace(title)
+            try:
+                with logtree.trace(trace):
+                    yield trace
+            finally:
+                if self.num_groups_to_log > 0:
+                    logtree.write(trace, html=path_of(Artifact.HTML), json=path_of(Artifact.LOGTREE))
 
     def append_log(self, name: str) -> JsonlWriter:
         """A log of the loop's own, by its path below the run's directory, as `token_exports/rank_0.jsonl`.
@@ -188,33 +189,29 @@ class Run:
         self._finished.finish(record)
 
     @contextmanager
-    def _recording(self, split: str, iteration: int) -> Iterator[None]:
-        """The files of this iteration are being written."""
+    def _recording(
+        self, split: str, iteration: int, parts: tuple[Artifact, ...]
+    ) -> Iterator[Callable[[Artifact], Path]]:
+        """These files are being written; what an earlier recording left of them is set aside."""
+        self._refuse_if_closed()
+        base = base_name(split)
+        known = self._eval_names.setdefault(base, split)
+        if known != split:
+            raise UsageError(
+                f"{split!r} and {known!r} would write the same files ({base}_...); rename one of them"
+            )
         self._finished.begin(split, iteration)
         ended: str | None = None
         try:
-            yield
+            path_of = partial(self.files.iteration, split, iteration)
+            for path in filter(Path.exists, map(path_of, parts)):
+                self._set_aside(path)
+            yield path_of
         except BaseException as error:
             ended = describe_error(error)
             raise
         finally:
             self._finished.end(split, iteration, ended)
-
-    @contextmanager
-    def _report(self, split: str, iteration: int, title: str) -> Iterator[logtree.Trace]:
-        """A trace that becomes the HTML page and the JSON of this iteration, however its block ends."""
-        trace: logtree.Trace | None = None
-        html, json = (
-            self.files.iteration(split, iteration, part) for part in (Artifact.HTML, Artifact.LOGTREE)
-        )
-        self._open_reports.add(html)
-        try:
-            with logtree.trace(title) as trace:
-                yield trace
-        finally:
-            self._open_reports.discard(html)
-            if trace is not None and self.num_groups_to_log > 0:
-                logtree.write(trace, html=html, json=json)
 
     @contextmanager
     def checkpoint(
@@ -345,22 +342,6 @@ class Run:
     def _refuse_if_closed(self) -> None:
         if self._opened is None:
             raise UsageError(f"{self.files.root}: the run is closed")
-
-    def _claim_files(self, split: str, iteration: int, parts: tuple[Artifact, ...]) -> None:
-        """One name a split, and an iteration that is recorded again replaces what is there."""
-        self._refuse_if_closed()
-        base = base_name(split)
-        if self.files.iteration(split, iteration, Artifact.HTML) in self._open_reports:
-            raise UsageError(f"iteration {iteration} of {split!r} is being recorded already")
-        known = self._eval_names.setdefault(base, split)
-        if known != split:
-            raise UsageError(
-                f"{split!r} and {known!r} would write the same files ({base}_...); rename one of them"
-            )
-        for artifact in parts:
-            path = self.files.iteration(split, iteration, artifact)
-            if path.exists():
-                self._set_aside(path)
 
     def _write_config(self, config: object) -> None:
         if config is None:

@@ -10,7 +10,7 @@ Library code logs unconditionally: with no trace open, every call returns at onc
 There is no way to log raw HTML; text that looks like HTML is text.
 """
 
-from rollbook.records.logtree.files import encode, read, write
+from rollbook.records.logtree.files import decode_node, encode, encode_node, read, write
 from rollbook.records.logtree.find import Found, FoundTable, find_conversations, find_tables
 from rollbook.records.logtree.log import (
     conversation,
@@ -37,11 +37,13 @@ __all__ = [
     "Node",
     "Trace",
     "conversation",
+    "decode_node",
     "detached",
     "details",
     "details_scope",
     "disabled",
     "encode",
+    "encode_node",
     "exception",
     "find_conversations",
     "find_tables",

@@ -7,19 +7,22 @@ which are unescaped on reading. Encoding walks with its own stack: no tree is to
 from __future__ import annotations
 
 import html as html_entities
+import io
 import json as stdlib_json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path, PurePath
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import orjson
 
 from rollbook.errors import BadFileError
-from rollbook.records.atomic import write_atomic
+from rollbook.records.atomic import replacing
 from rollbook.records.logtree.tree import Node, Trace
 from rollbook.records.logtree.values import to_plain, to_text
 from rollbook.version import __version__
@@ -31,20 +34,55 @@ _LONGEST_INTEGER = 4096
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def write(
-    trace: Trace, html: str | os.PathLike[str] | None = None, json: str | os.PathLike[str] | None = None
-) -> None:
-    """Write the page, the machine-readable tree, or both, each complete or not at all."""
-    if json is not None:
-        name = Path(html).name if html is not None else trace.path and PurePath(trace.path).name
-        write_atomic(Path(json), encode(trace, name or None))
-    if html is not None:
-        from rollbook.records.logtree.page import render  # only writers of pages need it
+Add = Callable[["Node | str"], None]  # takes the next child of the root
 
-        write_atomic(Path(html), render(trace))
+
+def write(
+    trace: Trace,
+    html: str | os.PathLike[str] | None = None,
+    json: str | os.PathLike[str] | None = None,
+    *,
+    more: Iterable[Node] = (),
+) -> None:
+    """Write the page, the machine-readable tree, or both, each complete or not at all.
+
+    `more` are sections for its end. They are taken one at a time and not kept, so a report may be larger than
+    the memory.
+    """
+    with ExitStack() as opened:
+        files: list[Add] = []
+        if json is not None:
+            name = Path(html).name if html is not None else trace.path and PurePath(trace.path).name
+            file = opened.enter_context(replacing(Path(json)))
+            files.append(opened.enter_context(_writing(file, trace, name or None)))
+        if html is not None:
+            from rollbook.records.logtree.page import writing_page  # only writers of pages need it
+
+            files.append(opened.enter_context(writing_page(Path(html), trace)))
+        for child in chain(trace.root.children, map(trace.fit, more)):
+            for add in files:
+                add(child)
 
 
 def encode(trace: Trace, html_name: str | None = None) -> bytes:
+    file = io.BytesIO()
+    with _writing(file, trace, html_name) as add:
+        for child in trace.root.children:
+            add(child)
+    return file.getvalue()
+
+
+def encode_node(node: Node) -> bytes:
+    """One section as JSON, to be put aside for a while."""
+    return _encoded(node)
+
+
+def decode_node(data: bytes) -> Node:
+    return _node_tree(orjson.loads(data), escaped=False)
+
+
+@contextmanager
+def _writing(file: IO[bytes], trace: Trace, html_name: str | None) -> Iterator[Add]:
     top = {
         "title": trace.title,
         "started_at": trace.started_at,
@@ -53,11 +91,24 @@ def encode(trace: Trace, html_name: str | None = None) -> bytes:
         "writer": f"rollbook {__version__}",
         "text": "plain",
     }
+    file.write(_dumps(top)[:-1] + b',"root":' + _opening(trace.root))
+    comma = b""
+
+    def add(child: Node | str) -> None:
+        nonlocal comma
+        file.write(comma + _encoded(child))
+        comma = b","
+
+    yield add
+    file.write(_closing(trace.root) + b"}")
+
+
+def _encoded(child: Node | str) -> bytes:
     try:
-        return _encoder.encode({**top, "root": trace.root})
+        return _encoder.encode(child)
     except (TypeError, ValueError, RecursionError):
         # A lone surrogate, something put in by hand, or sections attached to sections without end.
-        return b"".join([_dumps(top)[:-1], b',"root":', *_tree_pieces(trace.root), b"}"])
+        return b"".join(_tree_pieces(child)) if isinstance(child, Node) else _dumps(to_text(child))
 
 
 def _tree_pieces(root: Node) -> list[bytes]:
@@ -76,13 +127,17 @@ def _tree_pieces(root: Node) -> list[bytes]:
             stack.pop()
             if out[-1] == b",":
                 out.pop()
-            data = b"" if node.data is None else b',"data":' + _dumps(node.data)
-            out += (b"]" + data + b"}", b",")
+            out += (_closing(node), b",")
     return out[:-1]
 
 
 def _opening(node: Node) -> bytes:
     return b'{"tag":%b,"attrs":%b,"children":[' % (_dumps(node.tag), _dumps(node.attrs))
+
+
+def _closing(node: Node) -> bytes:
+    data = b"" if node.data is None else b',"data":' + _dumps(node.data)
+    return b"]" + data + b"}"
 
 
 def _dumps(value: Any) -> bytes:

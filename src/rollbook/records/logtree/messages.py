@@ -27,9 +27,9 @@ _ROLE_CLASSES = {
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _CALL_FIELDS = ("tool_calls", "function_call", "unparsed_tool_calls")
 _SHOWN_FIELDS = frozenset(
-    {"role", "content", "name", "tool_call_id", "refusal", *_CALL_FIELDS, *_REASONING_FIELDS}
+    {"role", "content", "step_idx", "name", "tool_call_id", "refusal", *_CALL_FIELDS, *_REASONING_FIELDS}
 )
-_PLAIN_FIELDS = frozenset({"role", "content"})
+_PLAIN_FIELDS = frozenset({"role", "content", "step_idx"})  # the order of messages shows the turn
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
 _REASONING_PARTS = frozenset({"thinking", "reasoning"})
 _IMAGE_PARTS = frozenset({"image", "image_url", "input_image"})

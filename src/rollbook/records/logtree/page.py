@@ -10,18 +10,24 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
+from pathlib import Path
+from shutil import copyfileobj
+from tempfile import SpooledTemporaryFile
 from typing import Any
 
+from rollbook.records.atomic import replacing
 from rollbook.records.logtree.escape import attribute, escape
 from rollbook.records.logtree.messages import block, mono, pretty, render_messages
 from rollbook.records.logtree.shell import foot, head
 from rollbook.records.logtree.tree import DATA_NAME, HEADINGS, Node, Trace
 from rollbook.records.logtree.values import to_text
 
+_IN_MEMORY = 8 << 20  # of a page before it is written
 _INLINE = HEADINGS | {"p", "pre", "summary", "th", "td", "caption"}
 _TABLE_PARTS = frozenset({"table", "thead", "tbody", "tr", "th", "td", "caption"})
 _ANCHORED = re.compile(r"[0-9A-Za-z_-]{1,32}")
@@ -31,10 +37,27 @@ _IN_HEADING = frozenset({_TURN, _TRAJECTORY, _GROUP})
 
 def render(trace: Trace) -> bytes:
     body = _Body()
-    body.add(trace.root)
-    pieces = [head(trace, body.groups, body.trajectories), *body.out, foot()]
-    # Piece by piece: joined as text, one emoji would make all of it four bytes a character.
-    return b"".join([piece.encode() for piece in pieces])
+    for child in trace.root.children:
+        body.add(child)
+    return b"".join([head(trace, body.groups, body.trajectories).encode(), body.take(), foot().encode()])
+
+
+@contextmanager
+def writing_page(path: Path, trace: Trace) -> Iterator[Callable[[Node | str], None]]:
+    """A page that takes the children of the root one at a time; what was written does not stay in memory."""
+    body = _Body()
+    # The head, which counts the groups, is written last.
+    with replacing(path) as file, SpooledTemporaryFile(_IN_MEMORY, dir=str(path.parent)) as spooled:
+
+        def add(child: Node | str) -> None:
+            body.add(child)
+            spooled.write(body.take())
+
+        yield add
+        file.write(head(trace, body.groups, body.trajectories).encode())
+        spooled.seek(0)
+        copyfileobj(spooled, file)
+        file.write(foot().encode())
 
 
 @dataclass(slots=True)
@@ -57,21 +80,35 @@ class _Body:
         self.trajectories = 0
         self._anchors: dict[str, int] = {}  # how often each was asked for
         self._calls = (f"k{number}" for number in count(1))
+        self._root = _Frame(iter(()), "", False, "", {})
         self._stack: list[_Frame] = []
 
-    def add(self, root: Node) -> None:
-        self._stack.append(_Frame(iter(root.children), "", False, "", {}))
+    def add(self, child: Node | str) -> None:
+        """The next child of the root."""
+        self._child(child, self._root)
         while self._stack:
             frame = self._stack[-1]
-            for child in frame.children:
-                if not isinstance(child, Node):
-                    text = escape(to_text(child))
-                    self.out.append(text if frame.inline else f"<p>{text}</p>")
-                elif self._opened(child, frame):
+            for inner in frame.children:
+                if self._child(inner, frame):
                     break
             else:
                 self.out.append(frame.closing)
                 self._stack.pop()
+
+    def take(self) -> bytes:
+        """What was written since the last call."""
+        # Piece by piece: joined as text, one emoji would make all of it four bytes a character.
+        taken = b"".join([piece.encode() for piece in self.out])
+        self.out.clear()
+        return taken
+
+    def _child(self, child: Node | str, parent: _Frame) -> bool:
+        """Write a child; true when it has children of its own that come first."""
+        if isinstance(child, Node):
+            return self._opened(child, parent)
+        text = escape(to_text(child))
+        self.out.append(text if parent.inline else f"<p>{text}</p>")
+        return False
 
     def _opened(self, node: Node, parent: _Frame) -> bool:
         """Write a node; true when its children are still to come."""

@@ -110,6 +110,11 @@ class Trace:
         _set_heading_levels(node, parent, _level(section))
         parent.children.append(node)
 
+    def fit(self, node: Node) -> Node:
+        """Give the headings of a loose section the levels they have at the end of this tree."""
+        _set_heading_levels(node, self.root, _level(self.root))
+        return node
+
 
 def place_at_root(trace: Trace) -> Place:
     return Place(trace.root, trace.root, 0, None)

@@ -4,6 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
+# The tests start hundreds of processes; without cached bytecode each of them compiles everything again.
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: demo test lint test-faults test-interop test-vllm test-model bench clean
 
 demo: $(STAMP)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,15 +25,17 @@ from faults.test_killed_ray_collections import campaign
 from rollbook.collect import ray_engine
 from rollbook.errors import RollbookError, UsageError
 
-ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs rollbook[ray]")
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """One cluster of this machine for all tests: it takes seconds to start. Its address."""
+    import ray
+
     directory = tmp_path_factory.mktemp("cluster")
     config(directory)
-    ray_engine._connect(ray_engine._import_ray(), settings(directory, "engine=ray", "workers=2"))
+    ray_engine._connect(ray, settings(directory, "engine=ray", "workers=2"))
     yield ray.get_runtime_context().gcs_address
     ray.shutdown()
 

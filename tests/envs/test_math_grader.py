@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from env_helpers import grade, grade_failure, question, run, task_of
 from rollbook.envs.agents import build_agent
 from rollbook.rollouts.types import FailureKind, Request
 
-pytest.importorskip("math_verify", reason="needs rollbook[math]")
+pytestmark = pytest.mark.skipif(find_spec("math_verify") is None, reason="needs rollbook[math]")
 
 MATHS = {"grader": "math"}
 CASES: list[tuple[Any, str, float, float]] = [

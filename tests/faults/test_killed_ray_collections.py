@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from collecting import config, script
 from faults.harness import PATIENCE, seeded
 from faults.test_killed_collections import LINE, Collection, Killer, command_of, killer
 
-pytest.importorskip("ray")
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs rollbook[ray]")
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 

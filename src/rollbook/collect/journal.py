@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rollbook.errors import WriteError
-from rollbook.records.rollout_stats import RunningMean
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,6 +43,26 @@ class Entry(NamedTuple):
     reward: float  # NaN where there is none
     input_tokens: int
     output_tokens: int  # with the mark WITHOUT_USAGE or not
+
+
+class RunningMean:
+    """Mean and spread of a stream (Welford)."""
+
+    def __init__(self, count: int = 0, mean: float = 0.0, std: float = 0.0) -> None:
+        """A stream may go on where another one, of which this much is known, has ended."""
+        self.count = count
+        self.mean = mean
+        self._squares = std * std * count
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        delta = value - self.mean
+        self.mean += delta / self.count
+        self._squares += delta * (value - self.mean)
+
+    @property
+    def std(self) -> float:
+        return math.sqrt(self._squares / self.count) if self.count else 0.0
 
 
 class Totals(NamedTuple):

@@ -16,29 +16,46 @@ from typing import Any
 from rollbook.records.plain import to_plain
 from rollbook.records.rollouts import RolloutSummary, Status
 
+_SHIFT = 1074
 _GOOD_FROM = 0.5  # an all-equal group counts as all good from this reward on
 
 
-class RunningMean:
-    """Mean, spread and range of a stream (Welford)."""
+class ExactMean:
+    """Mean, spread and range of numbers, the same to the last bit in whatever order they come.
 
-    def __init__(self, count: int = 0, mean: float = 0.0, std: float = 0.0) -> None:
-        """A stream may go on where another one, of which this much is known, has ended."""
-        self.count = count
-        self.mean = mean
-        self._squares = std * std * count
+    Rollouts end in another order each time, and a resumed run has to log what an untouched one logs. So the
+    sums are whole numbers: a float is a multiple of 2**-1074.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
         self.low, self.high = math.inf, -math.inf
+        self._sum = self._squares = 0
 
     def add(self, value: float) -> None:
+        numerator, denominator = value.as_integer_ratio()
+        whole = numerator << (_SHIFT + 1 - denominator.bit_length())
         self.count += 1
-        delta = value - self.mean
-        self.mean += delta / self.count
-        self._squares += delta * (value - self.mean)
+        self._sum += whole
+        self._squares += whole * whole
         self.low, self.high = min(self.low, value), max(self.high, value)
 
     @property
+    def mean(self) -> float:
+        return self._sum / (self.count << _SHIFT) if self.count else 0.0
+
+    @property
     def std(self) -> float:
-        return math.sqrt(self._squares / self.count) if self.count else 0.0
+        spread = self.count * self._squares - self._sum * self._sum
+        return math.isqrt(spread) / (self.count << _SHIFT) if self.count else 0.0
+
+
+def exact_mean(values: list[float]) -> float:
+    """The mean of finite numbers, also where their sum is more than a float can hold."""
+    exact = ExactMean()
+    for value in values:
+        exact.add(value)
+    return exact.mean
 
 
 class _Lengths:
@@ -66,9 +83,9 @@ class _Scope:
     """The numbers of all trajectories, or of those with one tag."""
 
     def __init__(self) -> None:
-        self.groups: dict[int, RunningMean] = defaultdict(RunningMean)
-        self.reward = RunningMean()
-        self.metrics: dict[str, RunningMean] = defaultdict(RunningMean)
+        self.groups: dict[int, ExactMean] = defaultdict(ExactMean)
+        self.reward = ExactMean()
+        self.metrics: dict[str, ExactMean] = defaultdict(ExactMean)
         self.stops: Counter[str] = Counter()
         self.ac_tokens, self.ob_tokens = _Lengths(), _Lengths()
         self.ok = self.failed = self.turns = 0
@@ -95,7 +112,7 @@ class _Scope:
 
     def report(self) -> dict[str, float]:
         values: dict[str, float] = {}
-        for key, mean in self.metrics.items():
+        for key, mean in sorted(self.metrics.items()):
             values[key] = mean.mean
             if mean.count < self.ok:
                 values[f"{key}:count"] = mean.count
@@ -112,7 +129,7 @@ class _Scope:
             values["turns_per_episode"] = self.turns / self.ok
         for name, lengths in (("ac_tokens", self.ac_tokens), ("ob_tokens", self.ob_tokens)):
             values |= lengths.report(name, self.turns)
-        for reason, count in self.stops.items():
+        for reason, count in sorted(self.stops.items()):
             values[f"stop/{reason}"] = count / self.ok
         return values | self._by_group()
 
@@ -155,7 +172,7 @@ class RolloutStats:
         if f"{prefix}env/all/ac_tokens_per_turn" in values:  # documented without the prefix
             values[f"{prefix}ac_tokens_per_turn"] = values.pop(f"{prefix}env/all/ac_tokens_per_turn")
         if any(scope.ok + scope.failed < self._rollouts for scope in self._tags.values()):
-            for tag, scope in self._tags.items():
+            for tag, scope in sorted(self._tags.items()):
                 if tag == "all":
                     continue  # the name of the whole
                 values |= {f"{prefix}env/{tag}/{key}": value for key, value in scope.report().items()}
@@ -170,7 +187,7 @@ def _trajectory_metrics(summary: RolloutSummary) -> dict[str, float]:
             sums[key] += _numbers(value)
     own = {key: values for key, value in summary.trajectory_metrics.items() if (values := _numbers(value))}
     merged = {**sums, **own}
-    return {key: sum(values) / len(values) for key, values in merged.items() if values and not _is_stop(key)}
+    return {key: exact_mean(values) for key, values in merged.items() if values and not _is_stop(key)}
 
 
 def _numbers(value: Any) -> list[float]:

@@ -25,6 +25,7 @@ PRELOADED = (
     "transformers.models.llama.modeling_llama",
     "matplotlib.pyplot",
     "rollbook.train.sft",
+    "rollbook.rl.train",
 )
 _forks = multiprocessing.get_context("forkserver")
 

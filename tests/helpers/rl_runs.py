@@ -1,0 +1,94 @@
+"""Runs of `rollbook rl` so small that each takes about a second: a tiny model, a few words, six iterations.
+
+The model was not fine-tuned. Whatever it replies is graded by whether a vowel is in it, which about half of
+the replies of random weights have, so that most groups are mixed and every iteration trains.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from helpers.self_kill import WATCH
+from helpers.trainer import Trainer
+from rollbook.rl.settings import RlSettings, load_settings
+from rollbook.runs.settings import merge
+from rollbook.tiny import write_tiny_model
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+VOWELS = list("aeiou")
+TASKS, HELD_OUT = 40, 6
+
+
+def write_setup(directory: Path) -> Path:
+    """A model, tasks for training and for an evaluation; the directory is what `config_of` wants."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_tiny_model(directory / "model", LETTERS, hidden=32, heads=2, intermediate=64, positions=64)
+    words = [_word(number) for number in range(TASKS + HELD_OUT)]
+    _write_tasks(directory / "tasks.jsonl", words[:TASKS])
+    _write_tasks(directory / "held-out.jsonl", words[TASKS:])
+    return directory
+
+
+def config_of(setup: Path, log_path: Path, **changes: Any) -> dict[str, Any]:
+    """The config of a run, as YAML would give it; mappings among the changes are merged."""
+    config = {
+        "log_path": str(log_path),
+        "seed": 3,
+        "model": {"path": str(setup / "model"), "dtype": "float32"},
+        "environments": [
+            {"name": "dataset", "as": "vowels", "tasks": str(setup / "tasks.jsonl"), "grader": "contains"}
+        ],
+        "sampler": {"max_tokens": 6},
+        "groups_per_batch": 4,
+        "group_size": 4,
+        "iterations": 6,
+        "learning_rate": 1e-2,
+        "evals": [
+            {"name": "test", "environment": "vowels", "tasks": str(setup / "held-out.jsonl"), "every": 2}
+        ],
+        "save_every": 2,
+        "num_groups_to_log": 2,
+        "samples_every": 0,
+    }
+    return merge(config, changes)
+
+
+def settings_of(setup: Path, log_path: Path, **changes: Any) -> RlSettings:
+    return load_settings(config_of(setup, log_path, **changes))
+
+
+def _word(number: int) -> str:
+    return "".join(LETTERS[(number * 7 + place * place * 5 + place * number) % 26] for place in range(4))
+
+
+def _write_tasks(path: Path, words: list[str]) -> None:
+    rows = (
+        {
+            "id": f"{number}-{word}",
+            "responses_create_params": {"input": [{"role": "user", "content": word}]},
+            "expected_answer": VOWELS,
+        }
+        for number, word in enumerate(words)
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def start(settings: RlSettings, *words: str, **watched: Any) -> Trainer:
+    """The process of `rollbook rl`, of a quick start; `watched` is given to `self_kill.watch`."""
+    environment = {"ROLLBOOK_SETTINGS": msgspec.json.encode(settings).decode()}
+    if watched:
+        root = {"root": settings.log_path}
+        environment[WATCH] = json.dumps(root | watched, default=str)
+    artifacts = Path(settings.log_path).parent / "artifacts"
+    return Trainer("helpers.killed_rl", "--artifacts", artifacts, *words, **environment)
+
+
+def finish(settings: RlSettings, *words: str, **watched: Any) -> str:
+    """Runs it to its good end; returns what it printed."""
+    with start(settings, *words, **watched) as trainer:
+        assert trainer.wait() == 0, trainer.output
+        return trainer.output

@@ -21,9 +21,14 @@ def is_supervised() -> bool:
 
 
 def write_output_dir_note(log_path: Path) -> None:
-    """Under `rollbook run`, note where this run writes, so that `status` finds its files."""
+    """Under `rollbook run`, note where this run writes, so that `status` finds its files.
+
+    The first run of a command is the one that it is about; an evaluation that follows has a place of its own.
+    """
     if archive := os.environ.get("ROLLBOOK_RUN_DIR"):
-        write_atomic(Path(archive) / "output_dir", f"{log_path.absolute()}\n".encode())
+        note = Path(archive) / "output_dir"
+        if not note.exists():
+            write_atomic(note, f"{log_path.absolute()}\n".encode())
 
 
 def enter_history(artifacts: Path, files: RunFiles, info: RunInfo, resumed_from: str | None) -> End:

@@ -13,6 +13,7 @@ writes a run; a second one is refused with the pid and host of the first.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -21,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rollbook.errors import UsageError
+from rollbook.errors import RollbookError, UsageError
 from rollbook.records import logtree
 from rollbook.records.alerts import Alert, Level
 from rollbook.records.checkpoints import (
@@ -47,7 +48,9 @@ from rollbook.runs.rewind import attempt_directory, set_aside
 from rollbook.runs.rollout_log import RolloutLog
 from rollbook.runs.run_logs import RunLogs
 from rollbook.runs.start import parse_layout, start_run
-from rollbook.runs.trackers import Trackers, named_in
+from rollbook.runs.trackers import Trackers, named_in, parse_trackers
+
+_log = logging.getLogger("rollbook")
 
 
 class Run:
@@ -84,6 +87,9 @@ class Run:
         self._eval_names: dict[str, str] = {}
         self._open_rollouts: set[RolloutLog] = set()
         self._opened: ExitStack | None = None
+        # What is refused is refused before anything is written, so that the corrected call succeeds.
+        named = parse_trackers(trackers if trackers is not None else named_in(config))
+        dumped = None if config is None else dump_config(config)
         with ExitStack() as opened:
             self._lock = opened.enter_context(FileLock(self.files.run))
             self.info, self.resumed_from = start_run(
@@ -96,8 +102,7 @@ class Run:
             self._write_config(config)
             self._keep_old(self.files.code_diff)
             write_code_diff(self.files.code_diff, capture_code(code))
-            named = trackers if trackers is not None else named_in(config)
-            self._trackers = self._open_trackers(named, config)
+            self._trackers = self._open_trackers(named, dumped)
             opened.callback(self._trackers.close)
             write_output_dir_note(self.files.root)
             self._history = self._enter_history(history)
@@ -227,8 +232,8 @@ class Run:
 
         `log_lengths` are those of logs that other processes write, where this one cannot see them.
         """
-        target = self.files.checkpoint(name)
         self._refuse_checkpoint(name, loop_state)
+        target = self.files.checkpoint(name)
         batch = as_step(batch)
         with complete_directory(target, displace=self._set_aside) as aside:
             yield aside
@@ -290,7 +295,10 @@ class Run:
             self.sync()
             write_run_info(self.files.run, self.info)
             if self._history is not None:
-                self._history(outcome, error)
+                try:
+                    self._history(outcome, error)
+                except (RollbookError, OSError) as failure:
+                    self._alert_of_history(failure)
 
     def __enter__(self) -> Self:
         return self
@@ -305,12 +313,12 @@ class Run:
         else:
             self.close("failed", redact_text(f"{type(error).__name__}: {error}"))
 
-    def _open_trackers(self, named: Any, config: object) -> Trackers:
+    def _open_trackers(self, named: dict[str, dict[str, Any]], config: object) -> Trackers:
         trackers = Trackers(
             named,
             run_id=self.id,
             name=self.files.root.name,
-            config=None if config is None else dump_config(config),
+            config=config,
             directory=self.files.root,
             alert=self.alert,
         )
@@ -323,7 +331,16 @@ class Run:
         if artifacts is None or is_supervised():
             return None
         resumed_from = self.resumed_from.name if self.resumed_from else None
-        return enter_history(Path(artifacts), self.files, self.info, resumed_from)
+        try:
+            return enter_history(Path(artifacts), self.files, self.info, resumed_from)
+        except (RollbookError, OSError) as error:
+            self._alert_of_history(error)
+            return None
+
+    def _alert_of_history(self, error: Exception) -> None:
+        """Training never fails because its history cannot be written."""
+        self.alert("the history was not written", str(error))
+        _log.warning("the history was not written: %s", error)
 
     def _set_aside(self, path: Path) -> None:
         set_aside(path, self.files, attempt_directory(self.files, self.attempt))

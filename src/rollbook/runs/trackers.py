@@ -104,12 +104,20 @@ class Trackers:
     """All trackers of a run. With none named, every call is free."""
 
     def __init__(
-        self, named: Any, *, run_id: str, name: str, config: Any, directory: Path, alert: Alert
+        self,
+        named: Mapping[str, Settings],
+        *,
+        run_id: str,
+        name: str,
+        config: Any,
+        directory: Path,
+        alert: Alert,
     ) -> None:
-        self.ids = dict.fromkeys(parse_trackers(named), run_id)
+        """`named` is what `parse_trackers` returns."""
+        self.ids = dict.fromkeys(named, run_id)
         self._feeds = [
             _Feed(kind, partial(_KINDS[kind], run_id, name, config, settings, directory), alert)
-            for kind, settings in parse_trackers(named).items()
+            for kind, settings in named.items()
         ]
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:

@@ -104,7 +104,8 @@ def _is_newer(path: Path, launched: float) -> bool:
     if not path.exists():
         return False
     files = [path, *path.iterdir()] if path.is_dir() else [path]
-    return max(file.stat().st_mtime for file in files) >= launched - _CLOCK_SLACK_S
+    # Of a link its own time counts: where it leads may be gone.
+    return max(file.lstat().st_mtime for file in files) >= launched - _CLOCK_SLACK_S
 
 
 def publish_checkpoint(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +40,8 @@ from rollbook.train.state import load_training_state
 
 Log = Callable[[str], None]
 _MOST_SLOTS = 256
+# A sequence gets room for this many times the longest prompt seen and this many replies.
+_PROMPTS_OF_ROOM, _REPLIES_OF_ROOM, _PROMPTS_LOOKED_AT = 2, 4, 256
 
 
 class Start(NamedTuple):
@@ -123,7 +125,9 @@ def _as_decided(settings: RlSettings, before: Mapping[str, object]) -> RlSetting
         threads=settings.threads or stored.threads,
         micro_batch_tokens=settings.micro_batch_tokens or stored.micro_batch_tokens,
         sampler=msgspec.structs.replace(
-            settings.sampler, slots=settings.sampler.slots or stored.sampler.slots
+            settings.sampler,
+            slots=settings.sampler.slots or stored.sampler.slots,
+            max_length=settings.sampler.max_length or stored.sampler.max_length,
         ),
     )
 
@@ -138,6 +142,24 @@ def decide(settings: RlSettings, model: Model, device: torch.device) -> RlSettin
         sampler=msgspec.structs.replace(
             settings.sampler, slots=settings.sampler.slots or min(_MOST_SLOTS, rollouts)
         ),
+    )
+
+
+def decide_length(settings: RlSettings, model: Model, pools: Sequence[TaskPool]) -> RlSettings:
+    """Room for the prompts and replies of an episode, where the settings do not say how much there is."""
+    if settings.sampler.max_length is not None:
+        return settings
+    chat_format = ChatFormat(model.tokenizer)
+    longest = 0
+    for pool in pools:
+        for number in range(min(_PROMPTS_LOOKED_AT, len(pool))):
+            task = pool.task(number)
+            longest = max(longest, len(chat_format.prompt(task.messages, task.tools)))
+    wanted = _PROMPTS_OF_ROOM * longest + _REPLIES_OF_ROOM * settings.sampler.max_tokens
+    rounded = -(-wanted // 64) * 64
+    length = min(rounded, model.positions or rounded)
+    return msgspec.structs.replace(
+        settings, sampler=msgspec.structs.replace(settings.sampler, max_length=length)
     )
 
 
@@ -175,6 +197,7 @@ def open_job(
     """Tasks and sampler first, which may refuse the settings; the record last, which changes files."""
     with ExitStack() as opened:
         pools, held_out = open_pools(settings)
+        settings = decide_length(settings, trainer.model, [*pools, *held_out.values()])
         policy = open_policy(settings, trainer.model)
         player = opened.enter_context(Player(settings.retry, settings.episode_timeout_s))
         sources = {id(pool.source): pool.source for pool in [*pools, *held_out.values()]}
@@ -229,5 +252,9 @@ def open_policy(settings: RlSettings, model: Model) -> LocalPolicy:
         stop=tuple(sampler.stop),
     )
     return LocalPolicy(
-        model, ChatFormat(model.tokenizer), sampling=sampling, slots=sampler.slots or 1, max_length=None
+        model,
+        ChatFormat(model.tokenizer),
+        sampling=sampling,
+        slots=sampler.slots or 1,
+        max_length=sampler.max_length,
     )

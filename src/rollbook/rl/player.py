@@ -12,18 +12,18 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any, NamedTuple, Protocol, Self
 
 from rollbook.records.identity import derive_seed
+from rollbook.records.rollouts import Trajectory
 from rollbook.rl.groups import Group
 from rollbook.rollouts.episode import play
 from rollbook.rollouts.retry import RetrySettings
 from rollbook.rollouts.runner import Done, GivenUp, Retry, run_all
 from rollbook.rollouts.trajectory import trajectory_of
 from rollbook.rollouts.types import EnvironmentProtocol, Episode, FailureKind, Policy, Task
-from rollbook.runs.rollout_log import GroupLog, RolloutLog
 
 
 class GroupPlan(NamedTuple):
@@ -53,6 +53,30 @@ class Waiting(NamedTuple):
 
     name: str
     seconds: float
+
+
+class GroupRecorder(Protocol):
+    """Where the rollouts of a group go; `runs.rollout_log.GroupLog` is one."""
+
+    def add(self, trajectory: Trajectory, traj_idx: int | None = None) -> object: ...
+
+    def fail(
+        self, error: BaseException | str, traj_idx: int | None = None, partial: Trajectory | None = None
+    ) -> object: ...
+
+
+class Recorder(Protocol):
+    """Where the rollouts of an iteration go; `runs.rollout_log.RolloutLog` is one."""
+
+    def group(
+        self,
+        group_idx: int | None = None,
+        *,
+        task_id: str | None = None,
+        tags: Sequence[str] = (),
+        sampling_client_step: int | None = None,
+        size: int | None = None,
+    ) -> AbstractContextManager[GroupRecorder]: ...
 
 
 class Played(NamedTuple):
@@ -94,7 +118,7 @@ class Player:
         self,
         plans: Sequence[GroupPlan],
         policy: Policy,
-        log: RolloutLog,
+        log: Recorder,
         *,
         version: int,
         stall_after_s: float,
@@ -122,7 +146,7 @@ class Player:
         self,
         plans: Sequence[GroupPlan],
         policy: Policy,
-        log: RolloutLog,
+        log: Recorder,
         version: int,
         progress: Callable[[int, int], None],
     ) -> Played:
@@ -168,7 +192,7 @@ class Player:
         return Played(groups, timeouts, retries)
 
     @staticmethod
-    def _record(group: GroupLog, event: Done[Rollout, Episode] | GivenUp[Rollout]) -> None:
+    def _record(group: GroupRecorder, event: Done[Rollout, Episode] | GivenUp[Rollout]) -> None:
         if isinstance(event, Done):
             group.add(trajectory_of(event.result), event.item.traj_idx)
             return

@@ -49,9 +49,10 @@ class SamplerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_
 
     kind: Literal["local"] = "local"
     max_tokens: Count = 256  # per turn
-    max_episode_tokens: CountOrNone = None  # prompt and replies of all turns; by default what the model takes
+    max_episode_tokens: CountOrNone = None  # of all replies of an episode together
     temperature: Positive = 1.0
     stop: list[str] = []
+    max_length: CountOrNone = None  # tokens of a sequence with its prompt; chosen from the tasks by default
     slots: CountOrNone = None  # rows of the batch that samples; chosen for the machine by default
     top_p: float = 1.0
     top_k: int = 0
@@ -220,8 +221,9 @@ def differences(before: Mapping[str, Any], now: RlSettings) -> list[str]:
         stored = before.get(key)
         if key in MAY_CHANGE or (key in _MACHINE and value is None):
             continue
-        if key == "sampler" and isinstance(stored, Mapping) and value["slots"] is None:
-            value = {**value, "slots": stored.get("slots")}
+        if key == "sampler" and isinstance(stored, Mapping):
+            decided = {name: stored.get(name) for name in ("slots", "max_length") if value[name] is None}
+            value = {**value, **decided}
         if value != stored:
             found.append(f"{key}: {stored} -> {value}")
     if now.lr_scheduler_type != "constant" and before.get("iterations") != now.iterations:

@@ -22,6 +22,7 @@ from rollbook.rl.groups import Selection, select
 from rollbook.rl.opening import Job, Log, open_job, open_trainer, settle
 from rollbook.rl.player import GroupPlan, Played, Waiting
 from rollbook.rl.saving import save
+from rollbook.rl.schedule import Schedule
 from rollbook.rl.settings import EvalSettings, RlSettings
 from rollbook.rl.steps import (
     NOISE_FLOOR_EVERY,
@@ -33,6 +34,7 @@ from rollbook.rl.steps import (
     records_of,
     take_steps,
 )
+from rollbook.rl.tasks import TaskPool
 from rollbook.runs.rollout_log import RolloutLog
 from rollbook.runs.stop_signals import StopSignals
 from rollbook.samplers.local import LocalPolicy
@@ -54,7 +56,8 @@ def run_iteration(job: Job, i: int) -> None:
     settings, run, clock = job.settings, job.run, metrics.Clock()
     values = run_evals(job, i, clock)
     with clock("sample"), run.rollouts(i) as log:
-        played = play(job, training_plans(job, i), log, version=i, stage=f"iteration {i}")
+        plans = plans_of(settings, job.pools, job.schedule, i)
+        played = play(job, plans, log, version=i, stage=f"iteration {i}")
     with clock("assemble"):
         selection = select(
             played.groups,
@@ -84,19 +87,15 @@ def run_iteration(job: Job, i: int) -> None:
         save(job, i + 1)
 
 
-def training_plans(job: Job, i: int) -> list[GroupPlan]:
+def plans_of(settings: RlSettings, pools: Sequence[TaskPool], schedule: Schedule, i: int) -> list[GroupPlan]:
     """The groups of an iteration: a task each, and the seed that all its rollouts follow from."""
     plans = []
-    for group_idx, draw in enumerate(job.schedule.draws(i)):
-        pool = job.pools[draw.environment]
+    for group_idx, draw in enumerate(schedule.draws(i)):
+        pool = pools[draw.environment]
         label = pool.settings.label
-        seed = derive_seed(job.settings.seed, i, label, draw.task, group_idx)
-        task = pool.task(draw.task)
-        plans.append(
-            GroupPlan(
-                group_idx, task, job.settings.group_size, seed, pool.make, pool.settings.max_turns, (label,)
-            )
-        )
+        seed = derive_seed(settings.seed, i, label, draw.task, group_idx)
+        task, turns = pool.task(draw.task), pool.settings.max_turns
+        plans.append(GroupPlan(group_idx, task, settings.group_size, seed, pool.make, turns, (label,)))
     return plans
 
 

@@ -116,6 +116,10 @@ class Engine:
     def busy(self) -> bool:
         return bool(self._running or self._waiting)
 
+    @property
+    def cache_bytes(self) -> int:
+        return self._slots.cache_bytes
+
     def add(self, wanted: Wanted) -> None:
         self._waiting.append(wanted)
 

@@ -62,6 +62,15 @@ class LocalPolicy:
         """The number of training steps behind the weights."""
         return self._shared.version
 
+    @property
+    def chat_format(self) -> ChatFormat:
+        return self._format
+
+    @property
+    def cache_bytes(self) -> int:
+        """The memory of the slots, once something was sampled."""
+        return self._shared.engine.cache_bytes
+
     def update(self, version: int) -> dict[str, float]:
         """The weights have changed: forget what was computed with the old ones."""
         return self._shared.update(version)
@@ -174,7 +183,7 @@ class _Shared:
         self, model: Any, chat_format: ChatFormat, slots: int, length: int, steps: int, version: int
     ) -> None:
         decode = chat_format.tokenizer.decode
-        self._engine = Engine(
+        self.engine = Engine(
             model.base,
             slots=slots,
             length=length,
@@ -182,12 +191,12 @@ class _Shared:
             decode=decode,
             steps_per_look=steps,
         )
-        self.thread = SamplingThread(self._engine)
+        self.thread = SamplingThread(self.engine)
         self.version = version
 
     def update(self, version: int) -> dict[str, float]:
         self.thread.rest()
-        self._engine.forget()
+        self.engine.forget()
         self.version = version
         return {}
 

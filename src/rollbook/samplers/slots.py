@@ -32,6 +32,12 @@ class Slots:
         self._masks: dict[int | None, Tensor] = {}
         self._places: dict[int, Tensor] = {}
 
+    @property
+    def cache_bytes(self) -> int:
+        """The memory of all keys and values; layers are allocated when they are first used."""
+        kept = [tensor for layer in self._layers.values() for tensor in layer]
+        return sum(tensor.numel() * tensor.element_size() for tensor in kept)
+
     def fill(self, slot: int) -> None:
         """The next forward pass is the prompt of `slot`, from position 0."""
         self._filling = slot

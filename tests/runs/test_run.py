@@ -257,7 +257,11 @@ def test_checkpoint_is_complete_or_absent(tmp_path: Path) -> None:
         assert list((tmp_path / "checkpoints").iterdir()) == []
         with run.checkpoint("000002", batch=2, final=True, elapsed_tokens=7) as directory:
             (directory / "weights").write_text("whole")
-    assert sorted(p.name for p in (tmp_path / "checkpoints/000002").iterdir()) == ["COMPLETE", "weights"]
+    assert sorted(p.name for p in (tmp_path / "checkpoints/000002").iterdir()) == [
+        "COMPLETE",
+        "random_state.json",
+        "weights",
+    ]
     (line,) = lines(tmp_path / "checkpoints.jsonl")
     assert line["name"] == "000002" and line["final"] is True and line["elapsed_tokens"] == 7
     assert line["state_path"] == "checkpoints/000002"

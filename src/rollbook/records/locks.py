@@ -28,6 +28,7 @@ from rollbook.errors import LockedError, WriteError
 from rollbook.records.atomic import make_directory
 
 _RETRY_S = (0.001, 0.01)
+_random = random.SystemRandom()  # the loop's own numbers must not depend on who waited for a lock
 
 
 class LockHolder(msgspec.Struct):
@@ -67,7 +68,7 @@ class FileLock:
                 if on_wait is not None:
                     on_wait(str(error))
                     on_wait = None
-            time.sleep(random.uniform(*_RETRY_S))
+            time.sleep(_random.uniform(*_RETRY_S))
 
     def __enter__(self) -> Self:
         return self

@@ -11,18 +11,20 @@ import json
 import random
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+from rollbook.errors import BadFileError
+
+RANDOM_STATE = "random_state.json"
 
 
 def capture_random_state() -> dict[str, Any]:
-    """Plain values that `json` takes. torch is asked only if this process has imported it."""
+    """Plain values that `json` takes. numpy and torch are asked only if this process has imported them."""
     version, internal, next_gauss = random.getstate()
-    state: dict[str, Any] = {
-        "random": [version, list(internal), next_gauss],
-        "numpy": _plain(np.random.get_state(legacy=False)),
-    }
+    state: dict[str, Any] = {"random": [version, list(internal), next_gauss]}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        state["numpy"] = _plain(numpy.random.get_state(legacy=False))
     if (torch := sys.modules.get("torch")) is not None:
         state["torch"] = _text(torch.get_rng_state())
         if torch.cuda.is_available():
@@ -36,7 +38,9 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
         version, internal, next_gauss = state["random"]
         random.setstate((version, tuple(internal), next_gauss))
     if "numpy" in state:
-        np.random.set_state(state["numpy"])
+        import numpy
+
+        numpy.random.set_state(state["numpy"])
     if "torch" in state:
         import torch
 
@@ -51,10 +55,19 @@ def encode_random_state() -> bytes:
     return json.dumps(capture_random_state(), sort_keys=True).encode() + b"\n"
 
 
+def read_random_state(path: Path) -> None:
+    """Put back what stands in a file; BadFileError where that is no random state."""
+    try:
+        state = json.loads(path.read_bytes())
+        restore_random_state(state)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        raise BadFileError(path, f"is not the state of random generators: {error}") from None
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _text(state: Any) -> str:

@@ -44,6 +44,7 @@ from rollbook.records.rollouts import describe_error
 from rollbook.records.run_info import write_run_info
 from rollbook.runs.announce import End, enter_history, is_supervised, write_output_dir_note
 from rollbook.runs.finished import FinishedIterations
+from rollbook.runs.random_state import RANDOM_STATE, encode_random_state, read_random_state
 from rollbook.runs.rewind import attempt_directory, set_aside
 from rollbook.runs.rollout_log import RolloutLog
 from rollbook.runs.run_logs import RunLogs
@@ -106,6 +107,7 @@ class Run:
             opened.callback(self._trackers.close)
             write_output_dir_note(self.files.root)
             self._history = self._enter_history(history)
+            self.restore_random_state()
             self._opened = opened.pop_all()
 
     @property
@@ -121,6 +123,18 @@ class Run:
     def next_iteration(self) -> int:
         """Where the loop begins: 0, or the iteration the checkpoint was saved for."""
         return (self.resumed_from.batch or 0) if self.resumed_from else 0
+
+    def restore_random_state(self) -> bool:
+        """Put the random generators (random, numpy, torch, CUDA) back to where the checkpoint has them.
+
+        Opening a run does it on resume. Call it again right before the loop where something in between draws
+        random numbers, such as the first weights of a model. False: there is nothing to go back to.
+        """
+        state_path = self.resumed_from.state_path if self.resumed_from else None
+        if state_path is None or not (self.files.root / state_path / RANDOM_STATE).exists():
+            return False
+        read_random_state(self.files.root / state_path / RANDOM_STATE)
+        return True
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
         self._logs.metrics.append(encode_metrics(metrics, step, self.total_iterations))
@@ -230,6 +244,7 @@ class Run:
     ) -> Iterator[Path]:
         """Save into the directory this yields; it becomes `checkpoints/<name>` complete, or not at all.
 
+        The state of the random generators is saved with it, unless the block has written one of its own.
         `log_lengths` are those of logs that other processes write, where this one cannot see them.
         """
         self._refuse_checkpoint(name, loop_state)
@@ -237,6 +252,9 @@ class Run:
         batch = as_step(batch)
         with complete_directory(target, displace=self._set_aside) as aside:
             yield aside
+            random_state = aside / RANDOM_STATE
+            if not random_state.exists():
+                random_state.write_bytes(encode_random_state())
         path = str(target.relative_to(self.files.root))
         self.record_checkpoint(
             name, batch=batch, final=final, state_path=path, log_lengths=log_lengths, **loop_state

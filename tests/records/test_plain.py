@@ -102,7 +102,7 @@ class Catalogue:
         (b"caf\xc3\xa9 \xff", "café \ufffd"),
         (1 + 2j, "(1+2j)"),
         (Catalogue(), "a catalogue"),
-        (Unprintable(), "[Unprintable whose text failed: ValueError]"),
+        (Unprintable(), "<Unprintable that cannot be shown: ValueError>"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -189,14 +189,18 @@ def test_what_is_large_or_shared_is_kept_whole() -> None:
     assert to_plain([np.float64(0.5)] * 30_000) == [0.5] * 30_000
 
 
+def test_a_number_of_any_size_is_written() -> None:
+    assert to_plain([10**5000, -(2**70)]) == [hex(10**5000), str(-(2**70))]
+
+
 def test_a_mapping_that_fails_is_a_note() -> None:
     class Broken(dict[str, Any]):
         def items(self) -> Any:
             raise KeyError("gone")
 
     assert to_plain({"a": Broken(), Unprintable(): 1}) == {
-        "a": "[Broken that cannot be read: KeyError]",
-        "[Unprintable whose text failed: ValueError]": 1,
+        "a": "<Broken that cannot be shown: KeyError>",
+        "<Unprintable that cannot be shown: ValueError>": 1,
     }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from datetime import UTC, date, datetime
 from pathlib import PurePath
 from typing import Any
@@ -30,7 +30,7 @@ _SHALLOW = 10  # where `is_plain` stops looking
 _NAMES = frozenset({str})
 _WRITTEN_AS_IS = frozenset({str, type(None), bool, int})
 _NUMBERS = frozenset({int, float})
-_SCALARS = (enum.Enum, bool, int, float, str, PurePath, date, bytes, bytearray)
+_SCALARS = (enum.Enum, bool, int, float, str, PurePath, date, bytes, bytearray, memoryview)
 _INT64 = range(-(2**63), 2**64)
 
 
@@ -39,8 +39,10 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def to_plain(value: Any, key: str = "", nonfinite: list[str] | None = None) -> Plain:
-    """Plain data for any value; the keys of non-finite numbers are added to `nonfinite`.
+def to_plain(
+    value: Any, key: str = "", nonfinite: list[str] | None = None, *, keep_nonfinite: bool = False
+) -> Plain:
+    """A copy as plain data, of any value; the keys of non-finite numbers are added to `nonfinite`.
 
     A value that holds itself ends where it would begin again, and a web of objects that refer to each other
     ends where it would repeat for ever; a note stands in the place of what is left out.
@@ -48,16 +50,16 @@ def to_plain(value: Any, key: str = "", nonfinite: list[str] | None = None) -> P
     kind = type(value)
     if kind is str or kind is bool or value is None:
         return value
-    return _Walk(nonfinite).plain(value, key)
+    return _Walk(nonfinite, keep_nonfinite).plain(value, key)
 
 
 class _Walk:
     """One pass over one value."""
 
-    __slots__ = ("above", "containers", "nonfinite", "seen")
+    __slots__ = ("above", "containers", "keep_nonfinite", "nonfinite", "seen")
 
-    def __init__(self, nonfinite: list[str] | None) -> None:
-        self.nonfinite = nonfinite
+    def __init__(self, nonfinite: list[str] | None, keep_nonfinite: bool) -> None:
+        self.nonfinite, self.keep_nonfinite = nonfinite, keep_nonfinite
         self.above: set[int] = set()  # the containers around the present value
         self.containers = 0
         # The containers met since there were suspiciously many; kept alive, so that no id is used again.
@@ -68,14 +70,14 @@ class _Walk:
         if kind is str or kind is bool or value is None:
             return value
         if kind is float:
-            if value - value == 0.0:
+            if value - value == 0.0 or self.keep_nonfinite:
                 return value
             if self.nonfinite is not None:
                 self.nonfinite.append(key)
             return None
         if kind is int:
-            return value if value in _INT64 else str(value)
-        if kind is not dict and kind is not list and isinstance(value, _SCALARS):
+            return value if value in _INT64 else _big_number(value)
+        if kind is not dict and kind is not list and _is_scalar(value):
             return self._scalar(value, key)
         note = self._why_not_entered(value)
         if note is not None:
@@ -84,7 +86,7 @@ class _Walk:
         try:
             return self._content(value, key)
         except Exception as error:  # whatever a class of the user's does when it is looked at
-            return f"[{type(value).__name__} that cannot be read: {type(error).__name__}]"
+            return unshowable(value, error)
         finally:
             self.above.discard(id(value))
 
@@ -94,9 +96,7 @@ class _Walk:
         if isinstance(value, bool | int | float | str):  # subclasses: np.float64 is a float
             base = next(base for base in (bool, int, float, str) if isinstance(value, base))
             return self.plain(base(value), key)
-        if isinstance(value, bytes | bytearray):
-            return bytes(value).decode("utf-8", "replace")
-        return value.isoformat() if isinstance(value, date) else str(value)
+        return value.isoformat() if isinstance(value, date) else to_text(value)
 
     def _why_not_entered(self, value: Any) -> str | None:
         if id(value) in self.above:
@@ -115,9 +115,9 @@ class _Walk:
     def _content(self, value: Any, key: str) -> Plain:
         if type(value) is dict or isinstance(value, Mapping):
             return self._mapping(value, key)
-        if isinstance(value, set | frozenset):
-            value = sorted(value, key=_safe_str)
-        if isinstance(value, list | tuple):
+        if isinstance(value, Set):
+            value = sorted(value, key=to_text)
+        if isinstance(value, Sequence):
             return [
                 item if type(item) is str else self.plain(item, _join(key, index))
                 for index, item in enumerate(value)
@@ -129,6 +129,9 @@ class _Walk:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
             return self._mapping(fields, key)
+        dump = getattr(value, "model_dump", None)
+        if callable(dump) and not isinstance(value, type):  # pydantic
+            return self.plain(dump(), key)
         # NumPy, torch, JAX: a scalar has item(), an array tolist(); an array of one element has both.
         methods = ("tolist", "item") if getattr(value, "shape", ()) else ("item", "tolist")
         for convert in (getattr(value, method, None) for method in methods):
@@ -137,7 +140,7 @@ class _Walk:
                     converted = convert()
                     if type(converted) is not type(value):
                         return self.plain(converted, key)
-        return _safe_str(value)
+        return to_text(value)
 
     def _mapping(self, value: Mapping[Any, Any], key: str) -> Plain:
         plain = {}
@@ -153,7 +156,7 @@ class _Walk:
             ):
                 plain[name] = item
             else:
-                text = name if type(name) is str else _safe_str(name)
+                text = name if type(name) is str else to_text(name)
                 plain[text] = self.plain(item, _join(key, text))
         return plain
 
@@ -236,8 +239,29 @@ def _join(key: str, part: object) -> str:
     return f"{key}.{part}" if key else str(part)
 
 
-def _safe_str(value: object) -> str:
+def to_text(value: object) -> str:
+    """The text of any value, which is never an exception."""
+    if type(value) is str:
+        return value
     try:
-        return str(value)
+        if isinstance(value, bytes | bytearray | memoryview):
+            return bytes(value).decode("utf-8", "replace")
+        return str.__str__(str(value))  # a plain str, not a subclass that carries behaviour along
     except Exception as error:
-        return f"[{type(value).__qualname__} whose text failed: {type(error).__name__}]"
+        return unshowable(value, error)
+
+
+def unshowable(value: object, error: Exception) -> str:
+    return f"<{type(value).__name__} that cannot be shown: {type(error).__name__}>"
+
+
+def _big_number(value: int) -> str:
+    # Python refuses to write longer ones in decimal, as it would take for ever.
+    return str(value) if value.bit_length() < 10_000 else hex(value)
+
+
+def _is_scalar(value: object) -> bool:
+    try:
+        return isinstance(value, _SCALARS)
+    except Exception:  # a proxy without its object
+        return False

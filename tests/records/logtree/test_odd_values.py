@@ -108,3 +108,13 @@ def test_values_keep_their_meaning() -> None:
     assert table.rows == [[3, 0.25, None, True, None]]
     assert [type(cell) for cell in table.rows[0]] == [int, float, type(None), bool, type(None)]
     assert table.node.data is not None and table.node.data["nonfinite"] == [[0, 2, "NaN"]]
+
+
+def test_a_web_of_objects_ends() -> None:
+    cells = [Reply("cell", []) for _ in range(30)]
+    for cell in cells:
+        cell.content.extend(cells)
+    with logtree.trace("t") as trace:
+        logtree.table([{"board": cells}])
+        logtree.conversation([{"role": "user", "content": cells}])
+    assert b"[circular: Reply]" in logtree.encode(trace)

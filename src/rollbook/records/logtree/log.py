@@ -44,7 +44,7 @@ T = TypeVar("T")
 @contextmanager
 def trace(title: object, /) -> Iterator[Trace]:
     """Start a tree. An exception that ends the block is recorded and raised again; no file is written."""
-    tree = title if isinstance(title, Trace) else Trace(to_text(title))
+    tree = title if type(title) is Trace else Trace(to_text(title))
     place, owner = here.set(place_at_root(tree)), open_trace.set(tree)
     try:
         yield tree

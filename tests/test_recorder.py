@@ -7,7 +7,6 @@ import math
 import os
 import resource
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 import rollbook.recorder
+from helpers.trainer import TrainingProcess
 from recorded import alerts, log_lines, only_record, python
 from rollbook.cli.main import main
 from rollbook.recorder import Recorder
@@ -212,16 +212,16 @@ def test_a_loss_that_is_not_finite_is_shouted(capsys: pytest.CaptureFixture[str]
 
 def test_a_killed_run_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
     write_script(breakdown="time.sleep(300 if state.global_step == 4 else 0)")
-    process = subprocess.Popen([sys.executable, "-m", "rollbook.recorder", "train.py"])
-    log = Path("out/trainer_log.jsonl")
-    deadline = time.monotonic() + 200
-    while not log.exists() or log.read_bytes().count(b"\n") < 3:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    report = command(capsys, "status", "--json", code=3)
-    assert (report["status"], report["pid"]) == ("running", process.pid)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    with TrainingProcess("rollbook.recorder", "train.py") as trainer:
+        log = Path("out/trainer_log.jsonl")
+        deadline = time.monotonic() + 200
+        while not log.exists() or log.read_bytes().count(b"\n") < 3:
+            assert trainer.is_alive() and time.monotonic() < deadline, trainer.output
+            time.sleep(0.05)
+        report = command(capsys, "status", "--json", code=3)
+        assert (report["status"], report["pid"]) == ("running", trainer.pid)
+        trainer.send_signal(signal.SIGKILL)
+        trainer.wait()
     report = command(capsys, "status", "--json", code=4)
     assert report["status"] == "lost"
     assert (report["standing"]["step"], report["standing"]["checkpoint"]["step"]) == (3, 2)
@@ -230,8 +230,9 @@ def test_a_killed_run_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_script_that_is_left_alone_and_crashes() -> None:
     script = write_script(breakdown="if state.global_step == 4: raise ValueError('token=hf_' + 'a' * 34)")
-    done = python("-m", "rollbook.recorder", script)
-    assert done.returncode == 1 and "ValueError: token=hf_" in done.stderr  # the traceback is still shown
+    with TrainingProcess("rollbook.recorder", script) as trainer:
+        assert trainer.wait() == 1
+        assert "ValueError: token=hf_" in trainer.output  # the traceback is still shown
     record = only_record()
     assert (
         record.status == "failed" and record.reason is not None and record.reason.startswith("ValueError: ")

@@ -7,6 +7,7 @@ and every trainer is a fork of it: a process of its own with its own signals, ou
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import re
@@ -19,7 +20,7 @@ import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 PRELOADED = (
     "torch.distributed.fsdp",
     "transformers.models.llama.modeling_llama",
@@ -30,7 +31,7 @@ PRELOADED = (
 _forks = multiprocessing.get_context("forkserver")
 
 
-class Trainer:
+class TrainingProcess:
     """A running `python -m MODULE WORDS`; leaving the block kills it."""
 
     def __init__(self, module: str, *words: object, **environment: str) -> None:
@@ -39,9 +40,24 @@ class Trainer:
         self._output = Path(name)
         _forks.set_forkserver_preload(list(PRELOADED))
         self._process: BaseProcess = _forks.Process(
-            target=_run, args=(module, [str(word) for word in words], name, str(Path.cwd()), environment)
+            target=_run,
+            args=(
+                module,
+                [str(word) for word in words],
+                name,
+                str(Path.cwd()),
+                {**os.environ, **environment},
+            ),
         )
         self._process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
 
     @property
     def output(self) -> str:
@@ -52,13 +68,13 @@ class Trainer:
         """Waits until a line that begins like this is printed."""
         deadline = time.monotonic() + PATIENCE_S
         while not re.search(f"^(?:{pattern})", self.output, re.MULTILINE):
-            assert self._process.is_alive(), f"it ended without a line {pattern!r}:\n{self.output}"
+            assert self.is_alive(), f"it ended without a line {pattern!r}:\n{self.output}"
             assert time.monotonic() < deadline, f"no line {pattern!r}:\n{self.output}"
             time.sleep(0.005)
 
     def send_signal(self, number: signal.Signals) -> None:
-        if self._process.is_alive() and self._process.pid is not None:
-            os.kill(self._process.pid, number)
+        if self.is_alive():
+            os.kill(self.pid, number)
 
     def wait(self) -> int:
         """Its exit status when it has ended; minus the signal's number if one killed it."""
@@ -66,7 +82,7 @@ class Trainer:
         assert self._process.exitcode is not None, f"it does not end:\n{self.output}"
         return self._process.exitcode
 
-    def __enter__(self) -> Trainer:
+    def __enter__(self) -> TrainingProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,7 +93,7 @@ class Trainer:
 
 def run(module: str, *words: object) -> str:
     """Runs one to its good end; returns what it printed."""
-    with Trainer(module, *words) as trainer:
+    with TrainingProcess(module, *words) as trainer:
         assert trainer.wait() == 0, trainer.output
         return trainer.output
 
@@ -88,7 +104,8 @@ def run_several(count: int, module: str, *words: object) -> str:
         port = taken.getsockname()[1]
     together = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     trainers = [
-        Trainer(module, *words, RANK=str(rank), LOCAL_RANK=str(rank), **together) for rank in range(count)
+        TrainingProcess(module, *words, RANK=str(rank), LOCAL_RANK=str(rank), **together)
+        for rank in range(count)
     ]
     try:
         codes = [trainer.wait() for trainer in trainers]
@@ -106,6 +123,13 @@ def _run(module: str, words: list[str], output: str, directory: str, environment
     os.dup2(file, 2)
     assert "torch" in sys.modules, f"no longer importable: {PRELOADED}"
     os.chdir(directory)
+    os.environ.clear()
     os.environ.update(environment)
     sys.argv = [module, *words]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except Exception:  # what the interpreter does at the end of a program, and a fork does not
+        sys.excepthook(*sys.exc_info())
+        sys.exit(1)
+    finally:
+        atexit._run_exitfuncs()

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import torch
 
-from helpers.trainer import Trainer
+from helpers.trainer import TrainingProcess
 from rollbook.runs.saved_models import saved_models
 from rollbook.train.settings import load_settings
 from rollbook.train.sft import train
@@ -37,9 +37,9 @@ def settings_file(directory: Path, **changes: Any) -> Path:
     return path
 
 
-def start(directory: Path, *more: str) -> Trainer:
+def start(directory: Path, *more: str) -> TrainingProcess:
     settings, artifacts = directory / "settings.json", directory / "artifacts"
-    return Trainer("rollbook.train.main", "--settings", settings, "--artifacts", artifacts, *more)
+    return TrainingProcess("rollbook.train.main", "--settings", settings, "--artifacts", artifacts, *more)
 
 
 def log_lines(directory: Path) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import asyncio
 import string
 import threading
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -29,16 +29,11 @@ from rollbook.samplers.local import LocalPolicy
 from rollbook.samplers.sampling import Sampling
 from rollbook.samplers.thread import SamplerError
 from rollbook.tiny import write_tiny_tokenizer
+from rollbook.train.checks import SelfTestError
+from rollbook.train.model import Model
 from samplers.tiny import CLOSE, tiny_model
 
 LETTERS = string.ascii_lowercase + " "
-
-
-class Model(NamedTuple):
-    """What the sampler wants of the trainer's model."""
-
-    base: Any
-    positions: int = 128
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +43,7 @@ def chat_format(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
 
 @pytest.fixture(scope="module")
 def model(chat_format: ChatFormat) -> Model:
-    return Model(tiny_model(vocab_size=len(chat_format.tokenizer)))
+    return Model(tiny_model(vocab_size=len(chat_format.tokenizer)), chat_format.tokenizer)
 
 
 def policy_of(model: Model, chat_format: ChatFormat, **options: Any) -> LocalPolicy:
@@ -168,7 +163,7 @@ def test_hundreds_of_episodes_get_what_each_gets_alone(model: Model, chat_format
 
 def test_an_update_forgets_what_the_old_weights_computed(chat_format: ChatFormat) -> None:
     """The prompt is the same, the weights are not; so logprobs are those of a cold sampler (T19)."""
-    model = Model(tiny_model(vocab_size=len(chat_format.tokenizer)))
+    model = Model(tiny_model(vocab_size=len(chat_format.tokenizer)), chat_format.tokenizer)
     policy = policy_of(model, chat_format)
     before = asyncio.run(policy.act(asked("abc")))
     with torch.no_grad():
@@ -183,7 +178,7 @@ def test_an_update_forgets_what_the_old_weights_computed(chat_format: ChatFormat
 
 
 def test_weights_that_change_without_an_update_are_found_out(chat_format: ChatFormat) -> None:
-    model = Model(tiny_model(vocab_size=len(chat_format.tokenizer)))
+    model = Model(tiny_model(vocab_size=len(chat_format.tokenizer)), chat_format.tokenizer)
     policy = policy_of(model, chat_format)
     asyncio.run(policy.act(asked("abc")))
     with torch.no_grad():
@@ -271,6 +266,18 @@ def test_a_stop_string_ends_the_text_before_it(model: Model, chat_format: ChatFo
     before = chat_format.parse(completion.token_ids[:at]).message["content"]
     assert completion.message["content"] == before
     assert chat_format.tokenizer.decode(completion.token_ids).endswith(stop)
+
+
+def test_a_model_whose_rows_see_each_other_is_for_evals_only(
+    chat_format: ChatFormat, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = tiny_model("mixtral", vocab_size=len(chat_format.tokenizer), num_local_experts=4)
+    experts = Model(base, chat_format.tokenizer)
+    with pytest.raises(SelfTestError, match="could not be repeated or resumed bit for bit"):
+        policy_of(experts, chat_format)
+    policy = policy_of(experts, chat_format, training=False)
+    assert "what a mixtral model samples for a request depends on the requests" in caplog.text
+    assert asyncio.run(policy.act(asked("abc"))).token_ids
 
 
 def test_too_long_a_prompt_is_refused_with_its_length(model: Model, chat_format: ChatFormat) -> None:

@@ -25,7 +25,7 @@ def tiny_model(family: str = "llama", *, seed: int = 0, **changes: Any) -> Any:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 128,
-        "initializer_range": 0.2,
+        "initializer_range": 0.1,
         "pad_token_id": 0,
         "bos_token_id": 1,
         "eos_token_id": 1,

@@ -22,7 +22,7 @@ from rollbook.samplers.slots import Slots
 from rollbook.samplers.stops import Decode, StopStrings
 
 # What is read of the keys and values ends at a multiple of this: with whole vectors to add up, a row's sums
-# do not depend on how far the longest row is.
+# do not depend on how far the longest row is. The self-test finds out where they do (see `read_all`).
 _BUCKET = 16
 
 
@@ -97,7 +97,7 @@ class Engine:
         decode: Decode,
         steps_per_look: int = 1,
     ) -> None:
-        self._length = _up(length)
+        self._bucket, self._length = _BUCKET, _up(length, _BUCKET)
         self._slots = Slots(slots, self._length, model.device)
         self.model = SampledModel(model, self._slots)
         self._rows = Rows(slots, self._length, self.model.vocabulary, model.device)
@@ -111,6 +111,11 @@ class Engine:
         self._steps = 0
         self._ahead = 0  # the furthest position of a running slot is this and the number of steps, at most
         self._filtered = False
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The number of slots, and of tokens in each."""
+        return self._slots.count, self._length
 
     @property
     def busy(self) -> bool:
@@ -128,6 +133,10 @@ class Engine:
         self._pool.lose_all()
         self.model.forget()
 
+    def read_all(self) -> None:
+        """Read the keys and values of whole slots: slower, and the same sums whoever is the longest."""
+        self._bucket = self._length
+
     @torch.inference_mode()
     def step(self) -> list[Done]:
         """Fill free slots, decode, and return what is done."""
@@ -135,7 +144,7 @@ class Engine:
         if not self._running:
             return dropped
         for _ in range(self._steps_per_look):
-            end = min(_up(self._ahead + self._steps + 1), self._length)
+            end = min(_up(self._ahead + self._steps + 1, self._bucket), self._length)
             decode_step(self.model.logits, self._slots, self._rows, end, filtered=self._filtered)
             self._steps += 1
         return dropped + self._take_done()
@@ -222,5 +231,5 @@ class Engine:
         self._filtered = any(one.wanted.is_filtered for one in running)
 
 
-def _up(length: int) -> int:
-    return -(-length // _BUCKET) * _BUCKET
+def _up(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple

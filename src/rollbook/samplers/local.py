@@ -9,7 +9,9 @@ the number of slots alone: not on what else is being sampled, and not on when it
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,8 +21,13 @@ from rollbook.records.turns import Usage, token_rows
 from rollbook.rollouts.types import Completion, FailureKind, OutOfTokens, Request, RolloutFailure
 from rollbook.samplers.engine import Engine, Sampled, Wanted
 from rollbook.samplers.sampling import Sampling, invalid
+from rollbook.samplers.selftest import check_model, has_experts, rows_are_independent
 from rollbook.samplers.stops import before_stop
 from rollbook.samplers.thread import SamplingThread
+from rollbook.train.checks import SelfTestError
+from rollbook.train.model import Model
+
+_log = logging.getLogger("rollbook")
 
 
 class _Prompt(NamedTuple):
@@ -39,7 +46,7 @@ class LocalPolicy:
 
     def __init__(
         self,
-        model: Any,
+        model: Model,
         chat_format: ChatFormat,
         *,
         sampling: Sampling,
@@ -55,7 +62,9 @@ class LocalPolicy:
         if training:
             sampling.check_training()
         self.max_length = _length(max_length or sampling.max_episode_tokens, model.positions)
+        self.difference = check_model(model, self.max_length)  # to a plain forward pass; refused if large
         self._shared = _Shared(model, chat_format, slots, self.max_length, steps_per_look, version)
+        self._shared.check_independence(model.base.config.get_text_config(), refuse=training)
 
     @property
     def version(self) -> int:
@@ -68,7 +77,7 @@ class LocalPolicy:
 
     @property
     def cache_bytes(self) -> int:
-        """The memory of the slots, once something was sampled."""
+        """The memory of the slots."""
         return self._shared.engine.cache_bytes
 
     def update(self, version: int) -> dict[str, float]:
@@ -180,9 +189,11 @@ class _Shared:
     """What all policies on one model have in common: the slots, the thread, the version of the weights."""
 
     def __init__(
-        self, model: Any, chat_format: ChatFormat, slots: int, length: int, steps: int, version: int
+        self, model: Model, chat_format: ChatFormat, slots: int, length: int, steps: int, version: int
     ) -> None:
-        decode = chat_format.tokenizer.decode
+        decode = partial(
+            chat_format.tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
         self.engine = Engine(
             model.base,
             slots=slots,
@@ -193,6 +204,19 @@ class _Shared:
         )
         self.thread = SamplingThread(self.engine)
         self.version = version
+
+    def check_independence(self, config: Any, *, refuse: bool) -> None:
+        if not has_experts(config):
+            if rows_are_independent(self.engine):
+                return
+            self.engine.read_all()
+            if rows_are_independent(self.engine):
+                return
+        family = config.model_type
+        why = f"what a {family} model samples for a request depends on the requests that are sampled with it"
+        if refuse:
+            raise SelfTestError(f"{why}, so a run could not be repeated or resumed bit for bit")
+        _log.warning("%s: in its last digits, and seldom in a token", why)
 
     def update(self, version: int) -> dict[str, float]:
         self.thread.rest()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,9 @@ from torch.nn import functional
 class Slots:
     def __init__(self, count: int, length: int, device: torch.device) -> None:
         self.count, self.length, self.device = count, length, device
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}  # per layer: count x heads x length x width
+        # Per layer: keys (count x heads x width x length) and values (count x heads x length x width). With
+        # the positions of the keys last, a product with a query is fast, and none of its sums is over them.
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._filling: int | None = None  # the slot that a prompt goes to; None: every row decodes
         self._end = length  # positions from here on are not read
         self._position_S = torch.zeros(count, dtype=torch.long, device=device)
@@ -53,20 +56,15 @@ class Slots:
         if not targets or not length:
             return
         target = torch.tensor(targets, device=self.device)
-        for caches in self._layers.values():
-            for cache in caches:
-                cache[target, :, :length] = cache[source, :, :length]
+        for keys, values in self._layers.values():
+            keys[target, :, :, :length] = keys[source, :, :, :length]
+            values[target, :, :length] = values[source, :, :length]
 
     def clear(self, slot: int) -> None:
         """Forget values that are no numbers; a weight of zero would not keep them out of the next request."""
         for caches in self._layers.values():
             for cache in caches:
                 cache[slot] = 0
-
-    @property
-    def memory(self) -> int:
-        """Bytes of all keys and values."""
-        return sum(cache.nbytes for caches in self._layers.values() for cache in caches)
 
     def attend(
         self,
@@ -85,14 +83,14 @@ class Slots:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         if self._filling is not None:
             length = key.shape[2]
-            keys[self._filling, :, :length] = key[0]
+            keys[self._filling, :, :, :length] = key[0].transpose(1, 2)
             values[self._filling, :, :length] = value[0]
             return _causal(query, key, value, scale, sliding_window, softcap).transpose(1, 2)
-        self._write(keys, key)
+        keys[self._row_S, :, :, self._position_S] = key[:, :, 0]
         self._write(values, value)
         rows, heads, _, width = query.shape
         query = (query * scale).view(rows, keys.shape[1], -1, width)
-        scores = (query @ keys[:, :, : self._end].transpose(2, 3)).float()
+        scores = (query @ keys[..., : self._end]).float()
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
         weights = scores.add_(self._mask(sliding_window)).softmax(-1).to(query.dtype)
@@ -101,12 +99,11 @@ class Slots:
     def _caches(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Made at the first pass, when the model shows how wide its keys and values are."""
         if layer not in self._layers:
-            self._layers[layer] = (self._empty(key), self._empty(value))
+            (_, heads, _, width), value_width = key.shape, value.shape[3]
+            empty = partial(torch.zeros, dtype=key.dtype, device=self.device)
+            keys = empty((self.count, heads, width, self.length))
+            self._layers[layer] = (keys, empty((self.count, heads, self.length, value_width)))
         return self._layers[layer]
-
-    def _empty(self, like: Tensor) -> Tensor:
-        shape = (self.count, like.shape[1], self.length, like.shape[3])
-        return torch.zeros(shape, dtype=like.dtype, device=self.device)
 
     def _write(self, cache: Tensor, new: Tensor) -> None:
         heads, width = cache.shape[1], cache.shape[3]

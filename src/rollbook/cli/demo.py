@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def read_back(files: DemoFiles) -> dict[str, Any]:
         "after": held_out[max(held_out)],
         "alerts": alerts,
         "checkpoints": [checkpoint.name for checkpoint in run.checkpoints()],
-        "report": str(report.files[Artifact.HTML]),
+        "report": os.path.relpath(report.files[Artifact.HTML]),
     }
 
 

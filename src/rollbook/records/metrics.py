@@ -48,7 +48,8 @@ def encode_metrics(metrics: Mapping[str, Any], step: int, total_iterations: int 
     step = as_step(step)
     row: Row = {"step": step, "progress/batch": step}
     if total_iterations:
-        row["progress/done_frac"] = (step + 1) / total_iterations
+        # Evaluations after the last iteration have a line of their own.
+        row["progress/done_frac"] = min(1.0, (step + 1) / total_iterations)
     nonfinite: list[str] = []
     for key, value in metrics.items():
         # The common case, a finite float, without a call: this line runs for every metric of every step.

@@ -107,7 +107,8 @@ def _from_metrics(path: Path, standing: Standing) -> None:
     )
     if fraction:
         standing.percent = round(100 * fraction, 2)
-        standing.total_steps = round(standing.step / fraction)
+        standing.total_steps = _total_steps(steps)
+        standing.step = min(standing.step, standing.total_steps)  # the evaluations at the end are no step
         standing.eta_s = _eta(steps, standing.total_steps)
     _set_headline(standing, [row for _, row in steps])
 
@@ -179,6 +180,12 @@ def _unix_time(text: Any) -> float | None:
         return datetime.fromisoformat(text).timestamp()
     except (TypeError, ValueError):
         return None
+
+
+def _total_steps(steps: list[tuple[int, dict[str, Any]]]) -> int:
+    """The length of the run, from the oldest line that says how much of it was done."""
+    step, row = next((step, row) for step, row in steps if row.get("progress/done_frac"))
+    return round((step + 1) / float(row["progress/done_frac"]))
 
 
 def _set_headline(standing: Standing, rows: list[dict[str, Any]]) -> None:

@@ -28,7 +28,7 @@ from rollbook.runs.handoff.nodes import SpliceError
 from rollbook.runs.handoff.splice import is_declaration, set_paths
 
 OUTPUT = ("runtime_info", "output")
-METRICS = ("final_loss", "train_runtime", "total_steps", "last_loss", "mean_loss")
+METRICS = ("final_loss", "train_runtime", "total_steps", "last_loss", "mean_loss", "final_reward")
 ARTIFACTS = ("train_results", "train_loss_plot", "training_log")
 
 _LOCK_TIMEOUT_S = 30.0
@@ -46,6 +46,7 @@ class HandoffOutput(msgspec.Struct, frozen=True, kw_only=True):
     total_steps: int | None = None
     last_loss: float | None = None
     mean_loss: float | None = None
+    final_reward: float | None = None  # the mean reward of the last training iteration
     train_results: Path | None = None
     train_loss_plot: Path | None = None
     training_log: Path | None = None

@@ -131,6 +131,7 @@ def publish_checkpoint(
         total_steps=saved.step,
         last_loss=values.get("last_loss"),
         mean_loss=values.get("mean_loss"),
+        final_reward=values.get("last_reward"),
         train_results=files.get("train_results"),
         train_loss_plot=files.get("train_loss_plot"),
         training_log=log if log is not None and log.exists() else None,

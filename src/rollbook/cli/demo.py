@@ -48,7 +48,9 @@ def demo(
 def _run(as_json: bool, *arguments: str) -> None:
     """Type a command; its output is shown, and its failure is the demo's."""
     _say(as_json, f"\n$ {shlex.join(['rollbook', *arguments])}")
-    command = [sys.executable, "-P", "-m", "rollbook", *arguments]
+    from rollbook.runs.children import python_command
+
+    command = python_command("rollbook", *arguments)
     done = subprocess.run(command, stdout=sys.stderr if as_json else None, check=False)
     if done.returncode:
         raise SystemExit(done.returncode)

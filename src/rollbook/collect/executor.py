@@ -18,15 +18,20 @@ import msgspec
 from rollbook.collect.rows import Item, Outcome, make_task, output_line, response_so_far
 from rollbook.collect.settings import CollectSettings
 from rollbook.envs.agents import build_agent
+from rollbook.policies.registry import POLICIES
 from rollbook.records.redact import redact_text
 from rollbook.records.turns import Usage
-from rollbook.rollouts.failures import NotSent, error_with_place, is_cancellation
+from rollbook.rollouts.failures import NotSent, PolicyGone, error_with_place, is_cancellation
 from rollbook.rollouts.limits import ThrottledPolicy
 from rollbook.rollouts.types import Agent, Episode, FailureKind, RolloutFailure, Task
 from rollbook.rollouts.usage import clamp_tokens, known_usage
+from rollbook.samplers.policy_kind import LOCAL
 
 # What a row whose messages are of another shape than the API's can raise.
 _OTHER_SHAPE = (TypeError, ValueError, AttributeError, msgspec.MsgspecError)
+
+
+POLICIES["local"] = LOCAL  # which imports what policies/ may not
 
 
 class Executor(Protocol):
@@ -78,6 +83,8 @@ class LocalExecutor:
                 _keep_replies(outcome, task, failure.episode)
         except NotSent:
             outcome.not_sent = True
+        except PolicyGone:
+            raise  # whatever is asked next would fail, too
         except BaseException as error:  # a bug in someone's code is that row's failure, not the run's
             # While rollouts run, Ctrl-C is heard by the loop: a KeyboardInterrupt here is somebody's own.
             if isinstance(error, asyncio.CancelledError) and is_cancellation(error):

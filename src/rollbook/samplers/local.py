@@ -15,17 +15,23 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
+import torch
 
 from rollbook.policies.chat_format import ChatFormat
+from rollbook.records.identity import derive_seed
 from rollbook.records.turns import Usage, token_rows
 from rollbook.rollouts.types import Completion, FailureKind, OutOfTokens, Request, RolloutFailure
 from rollbook.samplers.engine import Engine, Sampled, Wanted
-from rollbook.samplers.sampling import Sampling, invalid
+from rollbook.samplers.policy_kind import LocalSettings
+from rollbook.samplers.sampling import Sampling, invalid, plain_params
 from rollbook.samplers.selftest import check_model, has_experts, rows_are_independent
 from rollbook.samplers.stops import before_stop
 from rollbook.samplers.thread import SamplingThread
 from rollbook.train.checks import SelfTestError
+from rollbook.train.loading import DTYPES, load_model
+from rollbook.train.machine import choose_threads
 from rollbook.train.model import Model
+from rollbook.train.model_settings import ModelSettings
 
 _log = logging.getLogger("rollbook")
 
@@ -102,7 +108,7 @@ class LocalPolicy:
             except ValueError as error:
                 raise invalid(str(error)) from None
         prompt = self._prompt(request)
-        seed = secrets.randbits(62) if request.seed is None else request.seed
+        seed = _seed(request)
         wanted = Wanted(
             prompt.tokens,
             seed=seed,
@@ -225,6 +231,14 @@ class _Shared:
         return {}
 
 
+def _seed(request: Request) -> int:
+    """The request's, else one that its parameters name, else one by chance, which the record keeps."""
+    if request.seed is not None:
+        return request.seed
+    named = plain_params(request.params).get("seed")
+    return secrets.randbits(62) if named is None else derive_seed(int(named), request.turn)
+
+
 def _length(wanted: int | None, positions: int | None) -> int:
     if wanted is None and positions is None:
         raise ValueError("the model's config does not say how long a sequence may be; set max_length")
@@ -233,3 +247,26 @@ def _length(wanted: int | None, positions: int | None) -> int:
     if wanted > positions:
         raise ValueError(f"max_length is {wanted}, and the model has {positions} positions")
     return wanted
+
+
+def open_local(settings: LocalSettings) -> LocalPolicy:
+    """The model of `policy: {kind: local}`, loaded onto the GPU if there is one."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = settings.dtype
+    if dtype == "auto":
+        dtype = "float32" if device.type == "cpu" else "bfloat16"
+    directory = settings.directory()
+    source = ModelSettings(path=str(directory), chat_template=settings.chat_template, dtype=dtype)
+    model = load_model(source, seed=0, dtype=DTYPES[dtype])
+    model.model.to(device)
+    torch.set_num_threads(choose_threads(model.count()[0], device))
+    chat_format = ChatFormat(model.tokenizer, response_template=settings.response_template)
+    return LocalPolicy(
+        model,
+        chat_format,
+        sampling=settings.sampling(),
+        slots=settings.slots,
+        max_length=settings.max_length,
+        training=False,
+        name=settings.path or str(directory),
+    )

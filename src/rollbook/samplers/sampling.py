@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from rollbook.policies.conversion import extra_body
 from rollbook.rollouts.types import FailureKind, RolloutFailure
 
 # The names of Responses and of chat completions; a request may use either.
@@ -53,7 +54,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def asked(self, params: Mapping[str, Any]) -> Sampling:
         """With the parameters of a request, whose own win. Unknown ones fail the request."""
         changes: dict[str, Any] = {}
-        for key, value in params.items():
+        for key, value in plain_params(params).items():
             name = _NAMES.get(key, key)
             if value is None or name in _NO_SAMPLING or _MEANS_NOTHING.get(name, ...) == value:
                 continue
@@ -67,6 +68,14 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return msgspec.convert({**msgspec.structs.asdict(self), **changes}, Sampling)
         except msgspec.ValidationError as error:
             raise invalid(f"sampling parameters: {error}") from None
+
+
+def plain_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters with those for an engine, which come as text in `metadata.extra_body`."""
+    try:
+        return {**params, **extra_body(params)}
+    except ValueError as error:
+        raise invalid(str(error)) from None
 
 
 def invalid(why: str) -> RolloutFailure:

@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 # The tests start hundreds of processes; without cached bytecode each of them compiles everything again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test lint test-faults test-interop test-vllm test-model bench clean
+.PHONY: demo test lint test-faults test-interop test-vllm test-model bench bench-rl clean
 
 demo: $(STAMP)
 	rm -rf demo
@@ -51,6 +51,11 @@ bench: $(STAMP)
 	$(BIN)/python bench/records.py
 	$(BIN)/python bench/collect.py
 	$(BIN)/python bench/data.py
+
+# Reinforcement learning beside TRL; wants a quiet machine.
+bench-rl: $(STAMP)
+	$(BIN)/python tests/interop/setup_trl.py
+	$(BIN)/python bench/rl.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rollbook needs Python 3.11 or newer; try: make PYTHON=python3.11")'

@@ -21,6 +21,7 @@ import orjson
 
 from rollbook.errors import BadLineError, WriteError
 from rollbook.records.atomic import fsync_directory, make_directory
+from rollbook.records.line_secrets import LineSecrets
 from rollbook.records.locks import FileLock
 
 _CHUNK = 1 << 20
@@ -80,6 +81,7 @@ class JsonlWriter:
             undo.callback(os.close, self._descriptor)
             self._end = repair(self.path, self._descriptor, check=check)
             undo.pop_all()
+        self._secrets = LineSecrets()
         self._pid = os.getpid()
         self._settled = True  # False while a write is under way, and after one that an exception cut short
         self._durable = 0
@@ -106,7 +108,7 @@ class JsonlWriter:
         """Write one line; returns the offset of its end, to be given to `wait`."""
         if b"\n" in data or not (data.startswith(b"{") and data.endswith(b"}")):
             raise ValueError(f"{self.path}: a line must be one JSON object without a newline in it")
-        line = data + b"\n"
+        line = self._secrets.cleaned(data) + b"\n"
         self._refuse_in_a_fork()
         with self._append_guard:
             self._refuse_if_unusable()

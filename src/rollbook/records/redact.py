@@ -169,6 +169,11 @@ def _environment_secrets(environment: Mapping[str, str]) -> list[str]:
     return sorted(found, key=lambda value: (-len(value), value))
 
 
+def environment_credentials(environment: Mapping[str, str]) -> list[str]:
+    """Those of them that are not a word by accident, and are written the same in JSON and HTML."""
+    return [value for value in _environment_secrets(environment) if _looks_like_credential(value, 12)]
+
+
 class _Redactor:
     def __init__(self) -> None:
         self._environment = _environment_secrets(os.environ)

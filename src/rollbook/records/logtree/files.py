@@ -23,6 +23,7 @@ import orjson
 
 from rollbook.errors import BadFileError
 from rollbook.records.atomic import replacing
+from rollbook.records.line_secrets import LineSecrets
 from rollbook.records.logtree.tree import Node, Trace
 from rollbook.records.logtree.values import to_plain, to_text
 from rollbook.version import __version__
@@ -91,12 +92,12 @@ def _writing(file: IO[bytes], trace: Trace, html_name: str | None) -> Iterator[A
         "writer": f"rollbook {__version__}",
         "text": "plain",
     }
-    file.write(_dumps(top)[:-1] + b',"root":' + _opening(trace.root))
-    comma = b""
+    comma, secrets = b"", LineSecrets()
+    file.write(secrets.cleaned(_dumps(top)[:-1] + b',"root":' + _opening(trace.root)))
 
     def add(child: Node | str) -> None:
         nonlocal comma
-        file.write(comma + _encoded(child))
+        file.write(comma + secrets.cleaned(_encoded(child)))
         comma = b","
 
     yield add

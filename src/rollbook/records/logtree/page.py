@@ -21,6 +21,7 @@ from tempfile import SpooledTemporaryFile
 from typing import Any
 
 from rollbook.records.atomic import replacing
+from rollbook.records.line_secrets import LineSecrets
 from rollbook.records.logtree.escape import attribute, escape
 from rollbook.records.logtree.messages import block, mono, pretty, render_messages
 from rollbook.records.logtree.shell import foot, head
@@ -54,7 +55,7 @@ def writing_page(path: Path, trace: Trace) -> Iterator[Callable[[Node | str], No
             spooled.write(body.take())
 
         yield add
-        file.write(head(trace, body.groups, body.trajectories).encode())
+        file.write(body.secrets.cleaned(head(trace, body.groups, body.trajectories).encode()))
         spooled.seek(0)
         copyfileobj(spooled, file)
         file.write(foot().encode())
@@ -80,6 +81,7 @@ class _Body:
         self.trajectories = 0
         self._anchors: dict[str, int] = {}  # how often each was asked for
         self._calls = (f"k{number}" for number in count(1))
+        self.secrets = LineSecrets()
         self._root = _Frame(iter(()), "", False, "", {})
         self._stack: list[_Frame] = []
 
@@ -100,7 +102,7 @@ class _Body:
         # Piece by piece: joined as text, one emoji would make all of it four bytes a character.
         taken = b"".join([piece.encode() for piece in self.out])
         self.out.clear()
-        return taken
+        return self.secrets.cleaned(taken)
 
     def _child(self, child: Node | str, parent: _Frame) -> bool:
         """Write a child; true when it has children of its own that come first."""

@@ -1,0 +1,54 @@
+"""The value of a secret variable reaches no file of a run, wherever it stands in what is recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollbook import Run, Trajectory, logtree, open_run
+
+SECRETS = {
+    "HF_TOKEN": "hf_abcdefghijklmnop123456",
+    "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
+    "DB_PASSWORD": "s3cr3t/w0rd+of=mine",
+}
+
+
+@pytest.fixture(autouse=True)
+def _secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_no_file_holds_one(tmp_path: Path) -> None:
+    text = "The environment says " + " & ".join(SECRETS.values())
+    with Run(tmp_path, num_groups_to_log=1, code=tmp_path) as run:
+        with run.rollouts(0) as rollouts, rollouts.group(0, task_id=text) as group:
+            logtree.text(text)
+            logtree.table([{"environment": SECRETS}])
+            group.add(Trajectory.single_turn(text, text, 1.0, logs={"stdout": SECRETS}))
+            group.fail(text)
+        with run.report(0, "eval/mine", title=text):
+            logtree.conversation([{"role": "user", "content": text}])
+        run.log_metrics({"note": text}, step=0)
+        run.append_log("own.jsonl").append(b'{"text": "%s"}' % text.encode())
+        run.alert("odd", text)
+        run.record_checkpoint("one", batch=1, note=text)
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            data = path.read_text()
+            assert not [value for value in SECRETS.values() if value in data], path.name
+    (transcript, _) = open_run(tmp_path).transcripts()
+    assert transcript.messages[-1]["content"] == "The environment says [redacted] & [redacted] & [redacted]"
+
+
+def test_a_password_that_is_a_word_leaves_the_word_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASSWORD", "password")
+    monkeypatch.setenv("OPENAI_API_KEY", "EMPTY")
+    with Run(tmp_path) as run, run.rollouts(0) as rollouts, rollouts.group(0) as group:
+        group.add(Trajectory.single_turn("q", "My password is EMPTY.", 1.0))
+    (transcript,) = open_run(tmp_path).transcripts()
+    assert transcript.messages[-1]["content"] == "My password is EMPTY."

@@ -2,7 +2,7 @@
 
 Importing torch and transformers takes seconds, training a tiny model takes less. So one process imports them
 and every trainer is a fork of it: a process of its own with its own signals, output and exit status, as
-`python -m rollbook.train.main` is in all but the import.
+`python -m rollbook.sft.main` is in all but the import.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PRELOADED = (
     "torch.distributed.fsdp",
     "transformers.models.llama.modeling_llama",
     "matplotlib.pyplot",
-    "rollbook.train.sft",
+    "rollbook.sft.train",
     "rollbook.rl.train",
 )
 _forks = multiprocessing.get_context("forkserver")
@@ -91,18 +91,18 @@ class TrainingProcess:
         self._output.unlink()
 
 
-def run(module: str, *words: object) -> str:
+def run(module: str, *words: object, **environment: str) -> str:
     """Runs one to its good end; returns what it printed."""
-    with TrainingProcess(module, *words) as trainer:
+    with TrainingProcess(module, *words, **environment) as trainer:
         assert trainer.wait() == 0, trainer.output
         return trainer.output
 
 
-def run_several(count: int, module: str, *words: object) -> str:
+def run_several(count: int, module: str, *words: object, **environment: str) -> str:
     """Runs so many together, as torchrun starts them; returns what they printed."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    together = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    together = environment | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     trainers = [
         TrainingProcess(module, *words, RANK=str(rank), LOCAL_RANK=str(rank), **together)
         for rank in range(count)

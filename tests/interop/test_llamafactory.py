@@ -10,20 +10,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from interop.setup_llamafactory import COMMAND, ENVIRONMENT
 from rollbook.runs.handoff import resolve_checkpoint
 from rollbook.runs.jobs.finish import result_values
-from rollbook.runs.jobs.job import Job
 from rollbook.runs.jobs.ledger import Ledger, RunEnd
 from rollbook.runs.jobs.supervise import supervise
 from rollbook.runs.plots import curves_of, draw
 from rollbook.runs.saved_models import newest_model, saved_models
 from rollbook.runs.standing import standing_of
-from rollbook.train.llamafactory_engine import FINISHER, llamafactory_command, llamafactory_environment
-from rollbook.train.settings import load_settings
+from rollbook.sft.launch import plan_start, prepare_job
+from rollbook.sft.llamafactory import llamafactory_environment
+from rollbook.sft.settings import load_settings
 from tiny_model import LLAMA, VOCABULARY, make_tokenizer, write_config
 
 pytestmark = pytest.mark.interop
@@ -58,16 +59,9 @@ def train(config: Path, *, resume: bool = False) -> tuple[RunEnd, Path]:
     assert ENVIRONMENT.is_ready(), "no LLaMA-Factory here; type: python tests/interop/setup_llamafactory.py"
     settings, artifacts = load_settings(config), config.parent / "artifacts"
     directory = settings.output_dir(artifacts)
-    job = Job(
-        name=settings.run_name,
-        command=llamafactory_command(settings, artifacts, resume=resume),
-        env=llamafactory_environment(settings) | {"HF_HOME": str(config.parent / "cache")},
-        artifacts=artifacts,
-        kind="sft",
-        config_path=config,
-        output_dir=directory,
-        finisher=FINISHER,
-    )
+    plan = plan_start(settings, artifacts, resume=resume, overwrite=False)
+    job = prepare_job(plan, settings, artifacts, config, log=lambda _: None)
+    job = msgspec.structs.replace(job, env=job.env | {"HF_HOME": str(config.parent / "cache")})
     end = supervise(job, terminal=None)
     log = max((artifacts / "logs").iterdir(), key=lambda path: path.stat().st_mtime)
     assert end.status == "completed", log.read_text(errors="replace")[-3000:]

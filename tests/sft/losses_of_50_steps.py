@@ -17,8 +17,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rollbook.train.settings import load_settings
-from rollbook.train.sft import train
+from rollbook.sft.settings import load_settings
+from rollbook.sft.train import train
 from tiny_model import write_config
 
 STORED = Path(__file__).with_name("losses_of_50_steps.json")
@@ -47,7 +47,7 @@ def losses(directory: Path, words: list[str]) -> list[list[float]]:
     )
     (directory / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _rows(41)))
     settings = load_settings(directory / "config.yaml", words)
-    train(settings, directory / "artifacts", resume=False, say=lambda _: None)
+    train(settings, directory / "artifacts", resume=False, log=lambda _: None)
     log = directory / "artifacts" / "model" / "demo" / "trainer_state.json"
     history = json.loads(log.read_text())["log_history"]
     names = ("loss", "grad_norm", "eval_loss")

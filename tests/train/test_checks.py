@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from rollbook.errors import UsageError
+from rollbook.sft.settings import load_settings
+from rollbook.sft.train import train
 from rollbook.train.batch import Example
 from rollbook.train.checks import head_matches, in_float32, packing_keeps_apart
 from rollbook.train.model import Model
-from rollbook.train.settings import load_settings
-from rollbook.train.sft import train
 from tiny_model import CHATML, LLAMA, make_tokenizer, write_config
 
 CPU = torch.device("cpu")
@@ -78,7 +78,7 @@ def test_the_weights_are_what_they_were() -> None:
 
 def said_by(config: Path, *words: str) -> list[str]:
     said: list[str] = []
-    train(load_settings(config, words), config.parent / "artifacts", resume=False, say=said.append)
+    train(load_settings(config, words), config.parent / "artifacts", resume=False, log=said.append)
     return said
 
 

@@ -10,7 +10,7 @@ import typer
 from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, print_json
 
 if TYPE_CHECKING:
-    from rollbook.train.settings import SftSettings
+    from rollbook.sft.settings import SftSettings
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -18,34 +18,33 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def sft(
     config: Annotated[Path, typer.Argument(help="config.yaml; its runtime_info.output gets the result")],
-    words: Annotated[list[str] | None, typer.Argument(help="key=value on top of it")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value on top of it")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="go on from the newest complete checkpoint")
+        bool, typer.Option("--resume", help="continue from the newest complete checkpoint")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="start over in a directory with a run in it")
+        bool, typer.Option("--overwrite", help="start over; what is there is kept under superseded/")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="check everything and show one sample with its mask")
     ] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="leave it running and return")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="start it in the background and return")] = False,
     artifacts: Artifacts = ARTIFACTS,
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune: model, data and training come from CONFIG, changes as training.learning_rate=1e-5."""
     from rollbook.cli.launched import run_job
-    from rollbook.train.launch import carry_out, plan_run
-    from rollbook.train.settings import load_settings
+    from rollbook.sft.launch import plan_start, prepare_job
+    from rollbook.sft.settings import load_settings
 
-    settings = load_settings(config, words or [])
-    plan = plan_run(settings, artifacts, resume=resume, overwrite=overwrite)
+    settings = load_settings(config, overrides or [])
+    plan = plan_start(settings, artifacts, resume=resume, overwrite=overwrite)
     if not as_json:
         print("\n".join(plan.lines()))
     if dry_run:
-        _preview(settings, plan.output_dir, as_json)
+        _preview(settings, as_json)
         return
-    say = _nothing if as_json else print
-    job = carry_out(plan, settings, artifacts, config, say=say)
+    job = prepare_job(plan, settings, artifacts, config, log=_nothing if as_json else print)
     run_job(job, detach=detach, as_json=as_json, on_stop="it saves first; --resume continues")
 
 
@@ -53,11 +52,11 @@ def _nothing(_: str) -> None:
     return
 
 
-def _preview(settings: SftSettings, output_dir: Path, as_json: bool) -> None:
+def _preview(settings: SftSettings, as_json: bool) -> None:
     from rollbook.cli.output import console, printable
-    from rollbook.train.preview import preview
+    from rollbook.sft.preview import preview
 
-    found = preview(settings, output_dir)
+    found = preview(settings)
     if as_json:
         print_json(found)
         return
@@ -67,7 +66,7 @@ def _preview(settings: SftSettings, output_dir: Path, as_json: bool) -> None:
     for text, learned in found.pieces:
         shown.append(printable(text), style="bold green" if learned else "dim")
     out = console()
-    for line in found.said:
+    for line in found.messages:
         out.print(printable(line), markup=False)
     out.print(f"{found.total_steps} steps; packing {'on' if found.packed else 'off'}")
     out.print("sample 0 (green is learned):", markup=False)

@@ -3,7 +3,7 @@
     launch = Launch(kind="sft", module="rollbook.sft.main", settings=settings, name=..., output_dir=..., ...)
     run_job(launch.job(), detach=detach, as_json=as_json)              # in the command (cli/launched.py)
 
-    run_child("rollbook.sft.main", SftSettings, train, prepare=tokenise)     # in the module
+    run_child("rollbook.sft.main", SftSettings, train)                 # in the module
 
 The child gets its settings through its environment: they are in no list of processes, and no file has to
 exist before the child has locked its directory.
@@ -25,7 +25,7 @@ from rollbook.runs.children import python_command
 from rollbook.runs.jobs.job import Job
 
 _SETTINGS = "ROLLBOOK_SETTINGS"
-_GRACE_S = 120.0  # a step and a checkpoint have to fit in
+GRACE_S = 120.0  # a step and a checkpoint have to fit in
 RECORD_RESULT = "rollbook.runs.jobs.finish:record_result"
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -62,7 +62,7 @@ class Launch(msgspec.Struct, kw_only=True, frozen=True):
             output_dir=self.output_dir.absolute(),
             data=[path.absolute() for path in self.data],
             resumed_from=self.resumed_from,
-            grace_s=_GRACE_S,
+            grace_s=GRACE_S,
             finisher=RECORD_RESULT,
         )
 
@@ -80,20 +80,15 @@ def run_child(
     module: str,
     settings: type[S],
     train: Callable[[Started[S], Log], object],
-    *,
-    prepare: Callable[[Started[S], Log], object] | None = None,
 ) -> None:
     """Train as the settings say; exits with the code of a RollbookError, after printing its message.
 
-    Where `settings.processes` is more than one, this process calls `prepare` and becomes the torchrun that
-    starts them, so that what takes long and is done once is done while nobody waits in a collective call.
+    Where `settings.processes` is more than one, this process becomes the torchrun that starts them.
     """
     try:
         started = _read(settings)
         processes = getattr(started.settings, "processes", 1)
         if processes > 1 and "RANK" not in os.environ:
-            if prepare is not None:
-                prepare(started, log_line)
             _become_torchrun(module, processes)
         train(started, log_line)
     except RollbookError as error:
@@ -121,7 +116,7 @@ def _become_torchrun(module: str, processes: int) -> None:
     own = ["--standalone", f"--nproc-per-node={processes}", "-m", module, *sys.argv[1:]]
     environment = os.environ | {
         "PYTHONSAFEPATH": "1",  # its children have no -P
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(_GRACE_S)),  # it would kill them after 30 s
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(GRACE_S)),  # it would kill them after 30 s
     }
     command = python_command("torch.distributed.run", *own)
     os.execve(command[0], command, environment)

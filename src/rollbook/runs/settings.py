@@ -24,6 +24,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 _FLOAT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
 
+_BOUND = re.compile(r"Expected `(?:int|float)` (>=|>|<=|<) ([^ ]*?)(?:\.0)?")  # as msgspec says it
+_BOUNDS = {">=": "at least", ">": "more than", "<=": "at most", "<": "less than"}
+
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that must hold a mapping."""
@@ -144,6 +147,8 @@ def _with_floats(value: Any) -> Any:
 
 def _readable(error: str, where: str) -> str:
     message, _, place = error.partition(" - at `$")
+    if bound := _BOUND.fullmatch(message):
+        message = f"must be {_BOUNDS[bound[1]]} {bound[2]}"
     key = place.rstrip("`").lstrip(".")
     full = ".".join(part for part in (where, key) if part)
     return f"{full}: {message[:1].lower()}{message[1:]}" if full else message

@@ -45,7 +45,7 @@ def load_model(
     except (OSError, ValueError) as error:
         raise UsageError(f"model: {source}: {_first_line(error)}") from error
     if settings.chat_template is not None and checkpoint is None:
-        tokenizer.chat_template = _template(Path(settings.chat_template))
+        tokenizer.chat_template = read_template(Path(settings.chat_template))
     _check_vocabulary(model, tokenizer)
     _stop_where_the_tokenizer_does(model, tokenizer)
     model.config.use_cache = False
@@ -81,7 +81,7 @@ def _holds_adapters(directory: Path) -> bool:
     return (directory / "adapter_config.json").exists()
 
 
-def _template(path: Path) -> str:
+def read_template(path: Path) -> str:
     try:
         return path.read_text()
     except OSError as error:

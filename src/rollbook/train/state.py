@@ -62,18 +62,12 @@ def load_training_state(directory: Path, model: Model, optimizer: Optimizer) -> 
 
     The weights and the tokenizer are already there: `load_model(..., checkpoint=directory)` reads them.
     """
+    extra = read_extra(directory)
     random_state = directory / _random_name()
-    if (directory / _PICKLE).exists():
-        raise UsageError(
-            f"{directory} cannot be resumed: {_PICKLE}, of another trainer or an older version, is a pickle, "
-            f"which could run code. Its weights can be trained further: model.path: {directory} with another "
-            "output directory"
-        )
     if not random_state.exists():
         raise BadFileError(
             directory, f"has no {random_state.name}; resume with as many processes as it was saved with"
         )
-    extra = _read_json(directory / EXTRA)
     _restore(directory / OPTIMIZER, model, optimizer)
     read_random_state(random_state)
     return extra
@@ -87,6 +81,17 @@ def weights_digest(model: Model) -> str:
             digest.update(name.encode())
             digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def read_extra(directory: Path) -> dict[str, Any]:
+    """What the job added when it saved, without loading anything."""
+    if (directory / _PICKLE).exists():
+        raise UsageError(
+            f"{directory} cannot be resumed: {_PICKLE}, of another trainer or an older version, is a pickle, "
+            f"which could run code. Its weights can be trained further: model.path: {directory} with another "
+            "output directory"
+        )
+    return _read_json(directory / EXTRA)
 
 
 def _restore(path: Path, model: Model, optimizer: Optimizer) -> None:

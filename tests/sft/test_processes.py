@@ -16,34 +16,34 @@ import pytest
 
 from helpers.trainer import run_several
 from rollbook.runs.saved_models import newest_model
-from rollbook.train.settings import load_settings
-from rollbook.train.sft import train
+from rollbook.sft.settings import load_settings
+from rollbook.sft.train import train
 from tiny_model import write_config
 
 TOLERANCE = 1e-4  # relative, in the loss of every step: sums in another order
 
 
-def words_for(directory: Path, rows: int, *more: str, **changes: Any) -> list[str]:
+def settings_for(directory: Path, rows: int, **changes: Any) -> dict[str, str]:
+    """As the environment of a process that trains has them."""
     settings: dict[str, Any] = {
         "training__max_steps": 8,
         "training__save_steps": 4,
         "training__per_device_train_batch_size": rows,
     }
     config = write_config(directory, **(settings | changes))
-    path = directory / "settings.json"
-    path.write_bytes(msgspec.json.encode(load_settings(config)))
-    return ["--settings", str(path), "--artifacts", str(directory / "artifacts"), *more]
+    return {"ROLLBOOK_SETTINGS": msgspec.json.encode(load_settings(config)).decode()}
 
 
 def two(directory: Path, *more: str, **changes: Any) -> list[float]:
-    run_several(2, "rollbook.train.main", *words_for(directory, 2, *more, **changes))
+    words = ["--artifacts", str(directory / "artifacts"), *more]
+    run_several(2, "rollbook.sft.main", *words, **settings_for(directory, 2, **changes))
     return losses(directory)
 
 
 def here(directory: Path, rows: int, **changes: Any) -> list[float]:
     """The same in this process, which has imported everything already."""
-    words_for(directory, rows, **changes)
-    train(load_settings(directory / "config.yaml"), directory / "artifacts", resume=False, say=lambda _: None)
+    settings_for(directory, rows, **changes)
+    train(load_settings(directory / "config.yaml"), directory / "artifacts", log=lambda _: None)
     return losses(directory)
 
 
@@ -98,13 +98,15 @@ def test_adapters_of_two_processes_are_those_of_one(tmp_path: Path) -> None:
 
 def test_a_signal_to_one_process_stops_all_of_them_after_the_same_step(tmp_path: Path) -> None:
     """Started as `rollbook sft` does, by torchrun, which waits for them as they save."""
-    words = words_for(tmp_path, 2, training__max_steps=4000, training__save_steps=4000, data__eval=[])
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    settings = settings_for(
+        tmp_path, 2, training__max_steps=4000, training__save_steps=4000, data__eval=[], processes=2
+    )
     child = subprocess.Popen(
-        [*torchrun, "-m", "rollbook.train.main", *words],
+        [sys.executable, "-m", "rollbook.sft.main", "--artifacts", str(tmp_path / "artifacts")],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        env=os.environ | settings,
     )
     assert child.stdout is not None
     for line in child.stdout:
@@ -118,4 +120,4 @@ def test_a_signal_to_one_process_stops_all_of_them_after_the_same_step(tmp_path:
         child.kill()
     newest = newest_model(tmp_path / "artifacts/model/demo")
     assert newest is not None, output
-    assert f"stopped after step {newest.step}; it is saved" in output
+    assert f"stopped after step {newest.step}, checkpoint saved" in output

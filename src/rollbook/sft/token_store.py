@@ -8,6 +8,7 @@ Everything that was cut or left out is in its report, which the run prints and k
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,16 @@ import numpy as np
 import orjson
 
 from rollbook.data.inputs import find_inputs
+from rollbook.errors import UsageError
 from rollbook.policies.chat_format import ChatFormat
 from rollbook.policies.chat_template import TemplateError
 from rollbook.records.complete import is_complete, make_once, read_mark
+from rollbook.sft.conversations import read_conversations
+from rollbook.sft.settings import DatasetSettings, DataSettings
 from rollbook.train.batch import Example
-from rollbook.train.conversations import read_conversations
-from rollbook.train.settings import DatasetSettings, DataSettings
 from rollbook.version import __version__
+
+_PROGRESS_S = 10.0
 
 
 class TokenReport(msgspec.Struct, kw_only=True):
@@ -38,13 +42,25 @@ class TokenReport(msgspec.Struct, kw_only=True):
     dropped_too_long: int = 0
     dropped_untrained: int = 0  # nothing of the assistant left in them
     parts_not_rendered: int = 0  # of messages, which the chat template leaves out as data.may_drop allows
-    source: str = ""  # the digest of the files
+
+    def summary(self) -> str:
+        """What became of the rows, in words; every row that was left out is counted."""
+        kept = f"{self.samples} of {self.rows} rows, {self.tokens:,} tokens, {self.trained_tokens:,} trained"
+        losses = {
+            "dropped, too long": self.dropped_too_long,
+            "truncated": self.truncated,
+            "tokens cut off": self.truncated_tokens,
+            "dropped, nothing to learn": self.dropped_untrained,
+            "parts of messages that the template leaves out": self.parts_not_rendered,
+        }
+        return "; ".join([kept, *(f"{name}: {count}" for name, count in losses.items() if count)])
 
 
 class TokenStore:
     """Samples by number."""
 
     def __init__(self, directory: Path) -> None:
+        self.key = directory.name  # says from what the samples were made, and how
         self.report = msgspec.json.decode((directory / "report.json").read_bytes(), type=TokenReport)
         self._ends = np.fromfile(directory / "ends.bin", dtype=np.int64)
         empty = not self.report.tokens  # a file of no bytes cannot be mapped
@@ -88,22 +104,40 @@ class Corpus:
         return self.stores[place][number - (int(self._ends[place - 1]) if place else 0)]
 
 
-def tokenised(
-    dataset: DatasetSettings,
-    chat: ChatFormat,
+def open_corpus(
+    datasets: Sequence[DatasetSettings],
     data: DataSettings,
+    chat: ChatFormat,
     cache: Path,
-    *,
-    on_wait: Callable[[str], None] | None = None,
+    log: Callable[[str], None] = lambda _: None,
+) -> Corpus:
+    """The samples of all datasets; raises a UsageError if none is left. All processes may call it at once."""
+    stores = [tokenise(dataset, data, chat, cache, log) for dataset in datasets]
+    reports = [
+        f"{dataset.path}: {store.report.summary()}" for dataset, store in zip(datasets, stores, strict=True)
+    ]
+    for report in reports:
+        log(report)
+    if not any(len(store) for store in stores):
+        raise UsageError(f"there is no sample to train on. {'; '.join(reports)}")
+    return Corpus(stores)
+
+
+def tokenise(
+    dataset: DatasetSettings,
+    data: DataSettings,
+    chat: ChatFormat,
+    cache: Path,
+    log: Callable[[str], None] = lambda _: None,
 ) -> TokenStore:
-    """The store of a dataset, made unless it is there; of several runs that want it at once one makes it."""
+    """The store of a dataset, made unless it is there. Of several that want it one makes it, others wait."""
     source = _source_digest(dataset)
 
     def make(directory: Path) -> None:
-        _tokenise(dataset, chat, data, directory, TokenReport(source=source))
+        _write_store(directory, dataset, data, chat, log)
 
-    directory = cache / _digest(source, dataset, chat, data)
-    return TokenStore(make_once(directory, make, is_usable=_has_all, on_wait=on_wait))
+    directory = cache / _key(source, dataset, chat, data)
+    return TokenStore(make_once(directory, make, is_usable=_has_all, on_wait=log))
 
 
 def _has_all(directory: Path) -> bool:
@@ -112,21 +146,24 @@ def _has_all(directory: Path) -> bool:
     return mark is not None and mark.files is not None and is_complete(directory)
 
 
-def _tokenise(
-    dataset: DatasetSettings,
-    chat: ChatFormat,
-    data: DataSettings,
+def _write_store(
     directory: Path,
-    report: TokenReport,
+    dataset: DatasetSettings,
+    data: DataSettings,
+    chat: ChatFormat,
+    log: Callable[[str], None],
 ) -> None:
+    report, dropped_before, told = TokenReport(), chat.dropped, time.monotonic()
     with (
         (directory / "tokens.bin").open("wb") as tokens,
         (directory / "trained.bin").open("wb") as trained,
         (directory / "ends.bin").open("wb") as ends,
     ):
-        dropped_before = chat.dropped
         for row, conversation in read_conversations(dataset):
             report.rows += 1
+            if time.monotonic() - told > _PROGRESS_S:
+                told = time.monotonic()
+                log(f"{dataset.path}: {report.rows:,} rows tokenised")
             try:
                 whole = Example(*chat.mask(conversation))
             except TemplateError as error:
@@ -135,7 +172,7 @@ def _tokenise(
             if sample is None:
                 continue
             report.samples += 1
-            report.tokens += len(sample.token_T)
+            report.tokens += len(sample)
             report.trained_tokens += int(sample.trained_T[1:].sum())
             tokens.write(sample.token_T.tobytes())
             trained.write(sample.trained_T.tobytes())
@@ -145,12 +182,12 @@ def _tokenise(
 
 
 def _fitted(sample: Example, data: DataSettings, report: TokenReport) -> Example | None:
-    if len(sample.token_T) > data.max_length:
+    if len(sample) > data.max_length:
         if data.too_long != "truncate":
             report.dropped_too_long += 1
             return None
         report.truncated += 1
-        report.truncated_tokens += len(sample.token_T) - data.max_length
+        report.truncated_tokens += len(sample) - data.max_length
         sample = Example(sample.token_T[: data.max_length], sample.trained_T[: data.max_length])
     if not sample.trained_T[1:].any():
         report.dropped_untrained += 1
@@ -158,7 +195,7 @@ def _fitted(sample: Example, data: DataSettings, report: TokenReport) -> Example
     return sample
 
 
-def _digest(source: str, dataset: DatasetSettings, chat: ChatFormat, data: DataSettings) -> str:
+def _key(source: str, dataset: DatasetSettings, chat: ChatFormat, data: DataSettings) -> str:
     content = hashlib.sha256(source.encode())
     how = [__version__, data.max_length, data.too_long, data.train_on, data.may_drop, chat.chat_template]
     content.update(orjson.dumps(how))

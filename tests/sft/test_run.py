@@ -14,6 +14,8 @@ import yaml
 
 from rollbook.cli.main import main
 from rollbook.runs.saved_models import newest_model
+from rollbook.sft.settings import load_settings
+from rollbook.sft.train import train
 from tiny_model import write_config
 
 ROLLBOOK = [sys.executable, "-m", "rollbook"]
@@ -140,7 +142,7 @@ def test_a_directory_with_a_run_in_it_is_refused(finished: Path) -> None:
     before = sorted(path.name for path in output(finished).iterdir())
     refused = rollbook(finished, "sft", "config.yaml", check=False)
     assert refused.returncode == 2
-    assert "--resume goes on from step 60, --overwrite starts over" in refused.stderr
+    assert "--resume continues from step 60, --overwrite sets aside" in refused.stderr
     both = rollbook(finished, "sft", "config.yaml", "--resume", "--overwrite", check=False)
     assert both.returncode == 2 and "choose one" in both.stderr
     assert sorted(path.name for path in output(finished).iterdir()) == before
@@ -176,12 +178,12 @@ def test_a_dry_run_shows_the_mask_and_leaves_nothing(tmp_path: Path) -> None:
     ("word", "message"),
     [
         ("training.learning_rat=1", "did you mean 'learning_rate'?"),
-        ("training.save_steps=0", "must be at least 1"),
+        ("training.save_steps=0", "save_steps: must be at least 1"),
         ("data.train=missing.jsonl", "missing.jsonl: no such file"),
         ("model.path=somewhere", "give exactly one of path, from"),
         ("data.train=[]", "data.train is empty"),
         ("training.output_dir=..", "output_dir '..' has no name of its own"),
-        ("training.learning_rate=-1", "learning_rate must be at least 0"),
+        ("training.learning_rate=-1", "learning_rate: must be at least 0"),
         ("model.lora={rank: 4, alpha: 0}", "model.lora.alpha"),
         ("data.eval=[]", "data.eval is empty"),
         ("model.lora={rank: 4}", "adapters are saved without the weights below them; set model.path"),
@@ -201,3 +203,18 @@ def test_bad_settings_are_named_before_anything_happens(
     assert ended.value.code in (1, 2)
     assert message in capsys.readouterr().err
     assert not (tmp_path / "artifacts").exists()
+
+
+def test_a_run_whose_gradients_burst_says_so_and_keeps_its_weights(tmp_path: Path) -> None:
+    config = write_config(
+        tmp_path, training__max_steps=4, training__learning_rate=1e30, training__warmup_steps=1, data__eval=[]
+    )
+    said: list[str] = []
+    train(load_settings(config), tmp_path / "artifacts", resume=False, log=said.append)
+    assert sum(line.startswith("NOT FINITE: step ") for line in said) == 3
+    output = tmp_path / "artifacts/model/demo"
+    lines = [json.loads(line) for line in (output / "trainer_log.jsonl").read_text().splitlines()]
+    assert [line.get("nonfinite") for line in lines[1:4]] == [["grad_norm"]] * 3
+    assert len((output / "alerts.jsonl").read_text().splitlines()) == 3
+    saved = json.loads((output / "checkpoint-4/training_state.json").read_text())
+    assert saved["sft"]["progress"]["skipped_steps"] == 3

@@ -17,7 +17,7 @@ from rollbook.data.llamafactory import read_call
 from rollbook.data.rows import Row, read_rows
 from rollbook.policies.chat_template import with_objects
 from rollbook.rollouts.types import Message
-from rollbook.train.settings import DatasetSettings
+from rollbook.sft.settings import DatasetSettings
 
 _ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system",

@@ -7,10 +7,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from rollbook.train.settings import load_settings
-from rollbook.train.sft import train
+from rollbook.sft.epochs import epoch_order, to_rows
+from rollbook.sft.settings import load_settings
+from rollbook.sft.train import train
 from tiny_model import write_config
 
 
@@ -39,7 +41,7 @@ def test_part_of_a_dataset_packs_differently_in_each_epoch(
         load_settings(tmp_path / "config.yaml", words),
         tmp_path / "artifacts",
         resume=False,
-        say=lambda _: None,
+        log=lambda _: None,
     )
     output = tmp_path / "artifacts/model/demo"
     lines = [json.loads(line) for line in (output / "trainer_log.jsonl").read_text().splitlines()]
@@ -58,8 +60,21 @@ def test_every_token_of_every_epoch_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows_of_any_length(11)))
     said: list[str] = []
-    train(load_settings(tmp_path / "config.yaml"), tmp_path / "artifacts", resume=False, say=said.append)
+    train(load_settings(tmp_path / "config.yaml"), tmp_path / "artifacts", resume=False, log=said.append)
     (count,) = {line.split(", ")[1] for line in said if "11 of 11 rows" in line}
     state = json.loads((tmp_path / "artifacts/model/demo/trainer_state.json").read_text())
     assert state["num_input_tokens_seen"] == 3 * int(count.removesuffix(" tokens").replace(",", ""))
     assert state["global_step"] == 9 and state["epoch"] == 3.0
+
+
+def test_an_epoch_sees_everything_by_weight_and_is_the_same_for_the_same_seed() -> None:
+    order = epoch_order([10, 20], [2.0, 0.5], seed=3, epoch=1)
+    assert sorted(order[order < 10].tolist()) == sorted([*range(10), *range(10)])
+    half = order[order >= 10].tolist()
+    assert len(half) == len(set(half)) == 10
+    assert order.tolist() == epoch_order([10, 20], [2.0, 0.5], seed=3, epoch=1).tolist()
+    assert order.tolist() != epoch_order([10, 20], [2.0, 0.5], seed=3, epoch=2).tolist()
+    lengths = np.arange(1, 31)
+    rows = to_rows(order, lengths, capacity=40, packed=True)
+    assert sorted(number for row in rows for number in row) == sorted(order.tolist())
+    assert all(sum(lengths[number] for number in row) <= 40 for row in rows)

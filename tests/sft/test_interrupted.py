@@ -15,37 +15,41 @@ import torch
 
 from helpers.trainer import TrainingProcess
 from rollbook.runs.saved_models import saved_models
-from rollbook.train.settings import load_settings
-from rollbook.train.sft import train
+from rollbook.sft.settings import load_settings
+from rollbook.sft.train import train
 from tiny_model import write_config
 
 STEPS = 20
 STATE = ("model.safetensors", "optimizer.safetensors", "random_state.json")
-TIMES = ("elapsed_time", "remaining_time", "throughput", "percentage")
+TIMES = ("elapsed_time", "remaining_time", "throughput", "elapsed_s", "logged_at")
+EVAL_TIMES = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
 
 
-def settings_file(directory: Path, **changes: Any) -> Path:
-    config = write_config(
+def configure(directory: Path, **changes: Any) -> None:
+    write_config(
         directory,
         training__max_steps=STEPS,
         training__save_steps=4,
         training__gradient_accumulation_steps=2,
         **changes,
     )
-    path = directory / "settings.json"
-    path.write_bytes(msgspec.json.encode(load_settings(config)))
-    return path
 
 
 def start(directory: Path, *more: str) -> TrainingProcess:
-    settings, artifacts = directory / "settings.json", directory / "artifacts"
-    return TrainingProcess("rollbook.train.main", "--settings", settings, "--artifacts", artifacts, *more)
+    settings = msgspec.json.encode(load_settings(directory / "config.yaml")).decode()
+    words = ["--artifacts", str(directory / "artifacts"), *more]
+    return TrainingProcess("rollbook.sft.main", *words, ROLLBOOK_SETTINGS=settings)
 
 
 def log_lines(directory: Path) -> list[dict[str, Any]]:
-    path = directory / "artifacts" / "model" / "demo" / "trainer_log.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+    """Of both logs, without what takes another time in every run."""
+    output = directory / "artifacts" / "model" / "demo"
+    lines = [
+        json.loads(line)
+        for name in ("trainer_log.jsonl", "metrics.jsonl")
+        for line in (output / name).read_text().splitlines()
+    ]
+    return [{key: value for key, value in line.items() if key not in TIMES + EVAL_TIMES} for line in lines]
 
 
 def final_files(directory: Path) -> dict[str, bytes]:
@@ -56,14 +60,14 @@ def final_files(directory: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("untouched")
-    settings_file(directory)
+    configure(directory)
     with start(directory) as trainer:
         assert trainer.wait() == 0, trainer.output
     return directory
 
 
 def test_killed_three_times_it_ends_the_same(untouched: Path, tmp_path: Path) -> None:
-    settings_file(tmp_path)
+    configure(tmp_path)
     chance = random.Random(time.time_ns())
     points = sorted(chance.sample(range(1, STEPS), 3))
     resumes: list[str] = []
@@ -89,12 +93,12 @@ def test_killed_three_times_it_ends_the_same(untouched: Path, tmp_path: Path) ->
     ],
 )
 def test_a_signal_saves_and_ends_resumable(untouched: Path, tmp_path: Path, how: signal.Signals) -> None:
-    settings_file(tmp_path)
+    configure(tmp_path)
     with start(tmp_path) as trainer:
         trainer.wait_for("step 6/")
         trainer.send_signal(how)
         assert trainer.wait() == 130, trainer.output
-        assert "type the command with --resume" in trainer.output
+        assert "checkpoint saved; continue with --resume" in trainer.output
     newest = saved_models(tmp_path / "artifacts/model/demo")[-1]
     assert newest.complete and newest.step >= 6
     with start(tmp_path, "--resume") as trainer:
@@ -114,16 +118,16 @@ def test_adapters_and_bfloat16_resume_exactly_too(kind: str, tmp_path: Path) -> 
     changes |= {"model__config": None, "model__path": str(base)}
     for place in ("whole", "halves"):
         directory = tmp_path / place
-        settings_file(directory, **changes)
+        configure(directory, **changes)
         settings = load_settings(directory / "config.yaml")
         if place == "halves":
             with start(directory) as trainer:
                 trainer.wait_for("step 9/")
                 trainer.send_signal(signal.SIGKILL)
                 trainer.wait()
-        train(settings, directory / "artifacts", resume=place == "halves", say=lambda _: None)
+        train(settings, directory / "artifacts", resume=place == "halves", log=lambda _: None)
         ends.append((directory / "artifacts/model/demo" / f"checkpoint-{STEPS}" / name).read_bytes())
-        loss = [line["loss"] for line in log_lines(directory) if "loss" in line]
+        loss = [line["loss"] for line in log_lines(directory) if "lr" in line]
         assert loss[-1] < loss[0] and len(loss) == STEPS
     assert ends[0] == ends[1]
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from rollbook.data.llamafactory import dataset_name
@@ -22,12 +23,12 @@ from rollbook.records.atomic import make_directory, write_atomic
 from rollbook.runs.jobs.finish import record_result
 from rollbook.runs.jobs.job import Job, Started
 from rollbook.runs.jobs.ledger import RunEnd
-from rollbook.runs.saved_models import newest_model
-from rollbook.train.lf_data import lf_directory, lf_file, write_lf_data
-from rollbook.train.settings import SftSettings, TrainingSettings
+from rollbook.runs.launch import GRACE_S
+from rollbook.sft.lf_data import lf_directory, lf_file, write_lf_data
+from rollbook.sft.places import LF_ARGUMENTS, set_aside_run
+from rollbook.sft.settings import SftSettings, TrainingSettings
 
-ARGUMENTS = "llamafactory.yaml"
-FINISHER = "rollbook.train.llamafactory_engine:record_llamafactory_result"  # for its Job
+FINISHER = "rollbook.sft.llamafactory:record_llamafactory_result"  # for its Job
 _SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
 _PLACEHOLDERS = ("IMAGE_PLACEHOLDER", "VIDEO_PLACEHOLDER", "AUDIO_PLACEHOLDER")
 # The keys of its YAML that follow from our settings: `llamafactory.arguments` must not say otherwise.
@@ -52,29 +53,49 @@ _FOLLOWS_FROM = {
 }  # fmt: skip
 
 
-def llamafactory_command(
-    settings: SftSettings, artifacts: Path, *, resume: bool, say: Callable[[str], None] = lambda _: None
-) -> list[str]:
-    """Convert the data, write its YAML, and return what is to be run; `say` hears what became of the rows."""
-    refuse_what_it_cannot(settings)
+def llamafactory_job(
+    settings: SftSettings,
+    artifacts: Path,
+    config: Path,
+    *,
+    resume_from: Path | None = None,
+    log: Callable[[str], None] = lambda _: None,
+) -> Job:
+    """Convert the data, set aside a run that is not resumed, write its YAML, and say what is to be run."""
+    check_supported(settings)
     data = write_lf_data(settings, artifacts)
-    say(f"LLaMA-Factory cuts rows off after {settings.data.max_length} tokens, and does not count them")
+    log(f"LLaMA-Factory cuts rows off after {settings.data.max_length} tokens, and does not count them")
     for part in (data.train, data.eval):
         if part is not None:
-            say(f"{part.path.name}: {part.report.told()}")
+            log(f"{part.path.name}: {part.report.summary()}")
             if not part.report.samples:
-                raise UsageError(f"{part.path}: nothing to learn from is left; {part.report.told()}")
+                raise UsageError(f"{part.path}: nothing to learn from is left; {part.report.summary()}")
             _refuse_plain_text(settings, part.report.plain_text)
-    arguments = llamafactory_arguments(settings, artifacts, resume=resume)
-    path = settings.output_dir(artifacts).absolute() / ARGUMENTS
+    directory = settings.output_dir(artifacts)
+    path = directory.absolute() / LF_ARGUMENTS
     if settings.processes > 1 and any(character.isspace() for character in str(path)):
         raise UsageError(
             f"{path}: LLaMA-Factory's launcher of several processes takes no path with spaces; "
             "choose another training.output_dir"
         )
-    make_directory(path.parent)
+    make_directory(directory)
+    if resume_from is None and (kept := set_aside_run(directory)):
+        log(f"the files of the run that was here are now in {kept}")
+    arguments = llamafactory_arguments(settings, artifacts, resume_from=resume_from)
     write_atomic(path, yaml.safe_dump(arguments, sort_keys=False, allow_unicode=True).encode())
-    return [*_command(settings), "train", str(path)]
+    return Job(
+        name=settings.run_name,
+        command=[*_command(settings), "train", str(path)],
+        env=llamafactory_environment(settings),
+        artifacts=artifacts,
+        kind="sft",
+        config=msgspec.to_builtins(settings),
+        config_path=config.absolute(),
+        output_dir=directory.absolute(),
+        resumed_from=str(resume_from) if resume_from else None,
+        grace_s=GRACE_S,
+        finisher="rollbook.sft.llamafactory:record_llamafactory_result",
+    )
 
 
 def llamafactory_environment(settings: SftSettings) -> dict[str, str]:
@@ -95,31 +116,35 @@ def record_llamafactory_result(job: Job, started: Started, end: RunEnd) -> None:
 
     Its safetensors are written for their owner alone, and the next stage may run as somebody else.
     """
-    if job.output_dir is not None and (job.output_dir / ARGUMENTS).exists():
-        readers = (job.output_dir / ARGUMENTS).stat().st_mode & 0o444
+    if job.output_dir is not None and (job.output_dir / LF_ARGUMENTS).exists():
+        readers = (job.output_dir / LF_ARGUMENTS).stat().st_mode & 0o444
         for pattern in ("*.safetensors", "checkpoint-*/*.safetensors"):
             for weights in job.output_dir.glob(pattern):
                 weights.chmod(weights.stat().st_mode | readers)
     record_result(job, started, end)
 
 
-def llamafactory_arguments(settings: SftSettings, artifacts: Path, *, resume: bool) -> dict[str, Any]:
+def llamafactory_arguments(
+    settings: SftSettings, artifacts: Path, *, resume_from: Path | None = None
+) -> dict[str, Any]:
     """The whole YAML; nothing is written."""
     return {
         **_model(settings),
         **_data(settings, artifacts),
         **_training(settings),
-        **_files(settings, artifacts, resume=resume),
+        **_files(settings, artifacts, resume_from),
         **settings.llamafactory.arguments,
     }
 
 
-def refuse_what_it_cannot(settings: SftSettings) -> None:
+def check_supported(settings: SftSettings) -> None:
     """Settings without a counterpart there, by name, with what to write instead; and its absence."""
     _command(settings)
     for key in settings.llamafactory.arguments:
         if key in _FOLLOWS_FROM:
             raise UsageError(f"llamafactory.arguments.{key} follows from {_FOLLOWS_FROM[key]}; set that")
+    if settings.trackers is not None:
+        raise _refusal("trackers", "set llamafactory.arguments.report_to")
     _refuse_data(settings)
     model = settings.model
     if model.config is not None:
@@ -174,13 +199,13 @@ def _weights(settings: SftSettings) -> Path:
     if model.handed_over is not None:
         from rollbook.runs.handoff import resolve_checkpoint
 
-        path, said_by = Path(resolve_checkpoint(Path(model.handed_over))), "model.from"
+        path, setting = Path(resolve_checkpoint(Path(model.handed_over))), "model.from"
     else:
-        path, said_by = Path(str(model.path)), "model.path"
+        path, setting = Path(str(model.path)), "model.path"
     if not path.is_dir():
-        raise UsageError(f"{said_by}: {path}: no such directory")
+        raise UsageError(f"{setting}: {path}: no such directory")
     if (path / "adapter_config.json").exists():
-        raise _refusal(f"{said_by} {path}", "these are adapters: `llamafactory-cli export` merges them first")
+        raise _refusal(f"{setting} {path}", "these are adapters: `llamafactory-cli export` merges them first")
     return path.absolute()
 
 
@@ -223,7 +248,7 @@ def _training(settings: SftSettings) -> dict[str, Any]:
     return made
 
 
-def _files(settings: SftSettings, artifacts: Path, *, resume: bool) -> dict[str, Any]:
+def _files(settings: SftSettings, artifacts: Path, resume_from: Path | None) -> dict[str, Any]:
     directory = settings.output_dir(artifacts).absolute()
     made: dict[str, Any] = {
         "output_dir": str(directory),
@@ -233,10 +258,9 @@ def _files(settings: SftSettings, artifacts: Path, *, resume: bool) -> dict[str,
         "include_num_input_tokens_seen": True,
     }
     # Told outright: left to itself it resumes whatever it finds, whether or not it was asked to.
-    newest = newest_model(directory) if resume else None
-    if newest is None:
+    if resume_from is None:
         return made | {"overwrite_output_dir": True}
-    return made | {"resume_from_checkpoint": str(newest.path)}
+    return made | {"resume_from_checkpoint": str(resume_from.absolute())}
 
 
 def _command(settings: SftSettings) -> list[str]:
@@ -265,4 +289,4 @@ def _has_gpu() -> bool:
 
 
 def _refusal(setting: str, why: str) -> UsageError:
-    return UsageError(f"{setting} cannot be had with engine: llamafactory; {why}")
+    return UsageError(f"{setting} is not supported by engine: llamafactory; {why}")

@@ -15,11 +15,12 @@ from rollbook.data.llamafactory import Unsuitable, conversation_row, dataset_nam
 from rollbook.data.output import RowOutput
 from rollbook.data.rows import Row, read_rows
 from rollbook.errors import BadFileError, BadLineError, RollbookError, UsageError
-from rollbook.train import llamafactory_engine
-from rollbook.train.conversations import conversation_of
-from rollbook.train.lf_data import write_lf_data
-from rollbook.train.llamafactory_engine import llamafactory_command, llamafactory_environment
-from rollbook.train.settings import SftSettings, TrainingSettings
+from rollbook.runs.saved_models import newest_model
+from rollbook.sft import llamafactory
+from rollbook.sft.conversations import conversation_of
+from rollbook.sft.lf_data import write_lf_data
+from rollbook.sft.llamafactory import llamafactory_environment, llamafactory_job
+from rollbook.sft.settings import SftSettings, TrainingSettings
 
 
 def said(*texts: str, **more: Any) -> dict[str, Any]:
@@ -61,6 +62,14 @@ def settings_of(values: dict[str, Any]) -> SftSettings:
     return msgspec.convert(values, SftSettings)
 
 
+def llamafactory_command(
+    settings: SftSettings, artifacts: Path, *, resume: bool = False, log: Any = lambda _: None
+) -> list[str]:
+    newest = newest_model(settings.output_dir(artifacts)) if resume else None
+    path = newest.path if newest else None
+    return llamafactory_job(settings, artifacts, Path("config.yaml"), resume_from=path, log=log).command
+
+
 def arguments_of(values: dict[str, Any], artifacts: Path, *, resume: bool = False) -> dict[str, Any]:
     command = llamafactory_command(settings_of(values), artifacts, resume=resume)
     assert command[1] == "train"
@@ -95,7 +104,7 @@ def test_every_layout_becomes_one_and_the_rest_is_counted(tmp_path: Path, values
     assert report.dropped == {
         "turns_do_not_alternate": 1, "begins_with_the_assistant": 1, "parts_that_are_not_text": 1,
     }  # fmt: skip
-    assert "dropped, turns do not alternate: 1" in report.told()
+    assert "dropped, turns do not alternate: 1" in report.summary()
     directory = tmp_path / "artifacts" / "data" / "lf_data"
     assert {path.name for path in directory.iterdir()} == {
         "demo_train.jsonl", "demo_eval.jsonl", "demo_report.json", "dataset_info.json",
@@ -120,14 +129,14 @@ def test_data_of_which_nothing_is_left_is_refused(tmp_path: Path, values: dict[s
     rows = [{"messages": [{"role": "assistant", "content": "me"}, {"role": "user", "content": "you"}]}]
     values["data"]["train"] = [{"path": write(tmp_path / "t.jsonl", rows)}]
     with pytest.raises(UsageError, match="begins with the assistant: 1"):
-        llamafactory_command(settings_of(values), tmp_path / "artifacts", resume=False)
+        llamafactory_command(settings_of(values), tmp_path / "artifacts")
     assert not (tmp_path / "artifacts" / "model").exists()
 
 
 def test_what_is_too_long_is_left_to_it_unless_told(tmp_path: Path, values: dict[str, Any]) -> None:
     del values["data"]["too_long"]
     heard: list[str] = []
-    llamafactory_command(settings_of(values), tmp_path / "artifacts", resume=False, say=heard.append)
+    llamafactory_command(settings_of(values), tmp_path / "artifacts", log=heard.append)
     assert "LLaMA-Factory cuts rows off after 1024 tokens" in heard[0]
 
 
@@ -268,30 +277,30 @@ def test_what_it_cannot_do_is_refused_by_name(
 ) -> None:
     values[part] |= change
     with pytest.raises(RollbookError, match=named):
-        llamafactory_command(settings_of(values), tmp_path / "artifacts", resume=False)
+        llamafactory_command(settings_of(values), tmp_path / "artifacts")
     assert not (tmp_path / "artifacts" / "model").exists()
 
 
 def test_part_of_a_dataset_is_refused(tmp_path: Path, values: dict[str, Any]) -> None:
     values["data"]["train"][0]["weight"] = 0.5
     with pytest.raises(UsageError, match=r"data\.train\[0\]\.weight 0\.5 .*`rollbook data sample`"):
-        llamafactory_command(settings_of(values), tmp_path / "artifacts", resume=False)
+        llamafactory_command(settings_of(values), tmp_path / "artifacts")
 
 
 def test_float32_is_refused_where_it_would_be_halved(
     tmp_path: Path, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values["model"]["dtype"] = "float32"
-    monkeypatch.setattr(llamafactory_engine, "_has_gpu", lambda: True)
+    monkeypatch.setattr(llamafactory, "_has_gpu", lambda: True)
     with pytest.raises(UsageError, match=r"model\.dtype float32"):
-        llamafactory_command(settings_of(values), tmp_path / "artifacts", resume=False)
+        llamafactory_command(settings_of(values), tmp_path / "artifacts")
 
 
 def test_plain_text_needs_the_template_without_roles(tmp_path: Path, values: dict[str, Any]) -> None:
     rows = [{"prompt": "once upon ", "completion": "a time"}]
     values["data"]["train"] = [{"path": write(tmp_path / "t.jsonl", rows)}]
     with pytest.raises(UsageError, match=r"1 rows are a plain prompt.*llamafactory\.template 'qwen3'"):
-        llamafactory_command(settings_of(values), tmp_path / "artifacts", resume=False)
+        llamafactory_command(settings_of(values), tmp_path / "artifacts")
     values["llamafactory"]["template"] = "empty"
     assert arguments_of(values, tmp_path / "artifacts")["template"] == "empty"
 

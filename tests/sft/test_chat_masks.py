@@ -14,11 +14,11 @@ from rollbook.errors import BadLineError
 from rollbook.policies.chat_format import ChatFormat
 from rollbook.policies.chat_masks import Masked
 from rollbook.policies.chat_template import TemplateError
+from rollbook.sft.conversations import Conversation, conversation_of
+from rollbook.sft.settings import DatasetSettings, DataSettings
+from rollbook.sft.token_store import Corpus, tokenise
 from rollbook.train.batch import Example
 from rollbook.train.checks import SelfTestError, stop_token_is_trained
-from rollbook.train.conversations import Conversation, conversation_of
-from rollbook.train.settings import DatasetSettings, DataSettings
-from rollbook.train.token_store import Corpus, tokenised
 from rollout_rows import write_rows
 from tiny_model import CHATML, make_tokenizer
 
@@ -131,10 +131,10 @@ def test_a_template_that_leaves_out_a_part_is_refused(
     lost = f"leaves out the {part.replace('_', ' ')} of message {place} of 5"
     said = rf"x\.jsonl:2: .* {lost}.*may_drop: \[{part}\]"
     with pytest.raises(TemplateError, match=said):
-        tokenised(dataset, ChatFormat(careless), data, tmp_path / "cache")
+        tokenise(dataset, data, ChatFormat(careless), tmp_path / "cache")
     data = DataSettings(train=[], max_length=256, may_drop=[part])  # type: ignore[list-item]
     chat = ChatFormat(careless, may_drop=data.may_drop)
-    store = tokenised(dataset, chat, data, tmp_path / "cache")
+    store = tokenise(dataset, data, chat, tmp_path / "cache")
     assert len(store) == 2 and store.report.parts_not_rendered == chat.dropped == 1
     assert ChatFormat(tokenizer).mask(Conversation(messages=WITH_ALL)).trained.any()
 
@@ -194,12 +194,12 @@ def test_parts_of_text_are_text_and_a_picture_is_refused(tokenizer: Any, tmp_pat
     rows: list[Any] = [{"messages": [{"role": "user", "content": parts}, ANSWERED]}]
     chat, data = ChatFormat(tokenizer), DataSettings(train=[], max_length=64)
     dataset = DatasetSettings(path=str(write_rows(tmp_path / "x.jsonl", rows)))
-    store = tokenised(dataset, chat, data, tmp_path / "cache")
+    store = tokenise(dataset, data, chat, tmp_path / "cache")
     assert "user\nq?<|im_end|>" in chat.tokenizer.decode(store[0].token_T.tolist())
     rows.append({"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}, ANSWERED]})
     write_rows(tmp_path / "x.jsonl", rows)
     with pytest.raises(TemplateError, match=r"x\.jsonl:2: message 1 has a part that is not text"):
-        tokenised(dataset, chat, data, tmp_path / "cache")
+        tokenise(dataset, data, chat, tmp_path / "cache")
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Any) -> None:
@@ -274,13 +274,13 @@ def test_what_is_cut_or_left_out_is_counted(tokenizer: Any, tmp_path: Path) -> N
     path = write_rows(tmp_path / "x.jsonl", rows)
     chat, dataset = ChatFormat(tokenizer), DatasetSettings(path=str(path))
     dropping = DataSettings(train=[dataset], max_length=40)
-    store = tokenised(dataset, chat, dropping, tmp_path / "cache")
+    store = tokenise(dataset, dropping, chat, tmp_path / "cache")
     assert (store.report.rows, store.report.samples, store.report.dropped_too_long) == (4, 2, 2)
     cutting = DataSettings(train=[dataset], max_length=40, too_long="truncate")
-    store = tokenised(dataset, chat, cutting, tmp_path / "cache")
+    store = tokenise(dataset, cutting, chat, tmp_path / "cache")
     assert (store.report.truncated, store.report.dropped_untrained, store.report.samples) == (2, 1, 3)
     assert store.report.truncated_tokens > 0 and max(store.lengths) == 40
-    again = tokenised(dataset, chat, cutting, tmp_path / "cache")
+    again = tokenise(dataset, cutting, chat, tmp_path / "cache")
     assert [again[n].token_T.tolist() for n in range(3)] == [store[n].token_T.tolist() for n in range(3)]
     corpus = Corpus([store, again])
     assert len(corpus) == 6 and corpus[4].token_T.tolist() == store[1].token_T.tolist()

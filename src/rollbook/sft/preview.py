@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from rollbook.sft.job import open_job
+from rollbook.sft.settings import SftSettings
 from rollbook.train.batch import Example
 from rollbook.train.processes import Processes
-from rollbook.train.settings import SftSettings
-from rollbook.train.sft import Run
 
 
 class Preview(msgspec.Struct):
@@ -19,23 +19,22 @@ class Preview(msgspec.Struct):
     samples: int
     tokens: int
     packed: bool
-    said: list[str]
+    messages: list[str]
     pieces: list[tuple[str, bool]]  # sample 0: text, and whether it is learned
 
 
-def preview(settings: SftSettings, output_dir: Path) -> Preview:
+def preview(settings: SftSettings) -> Preview:
     """Everything up to the first step; nothing is left behind."""
-    said: list[str] = []
+    messages: list[str] = []
     with tempfile.TemporaryDirectory(prefix="rollbook-preview-") as scratch:
-        run = Run(settings, Path(scratch), output_dir, Processes(), None, said.append)
-        sample = run.corpus[0]
+        job = open_job(settings, Path(scratch), Processes(), None, messages.append)
         return Preview(
-            total_steps=run.total_steps,
-            samples=len(run.corpus),
-            tokens=int(run.corpus.lengths.sum()),
-            packed=run.model.packs,
-            said=said,
-            pieces=_pieces(sample, run.model.tokenizer),
+            total_steps=job.total_steps,
+            samples=len(job.corpus),
+            tokens=int(job.corpus.lengths.sum()),
+            packed=job.model.packs,
+            messages=messages,
+            pieces=_pieces(job.corpus[0], job.model.tokenizer),
         )
 
 
@@ -43,8 +42,8 @@ def _pieces(sample: Example, tokenizer: Any) -> list[tuple[str, bool]]:
     """Runs of tokens with the same fate."""
     found: list[tuple[str, bool]] = []
     start = 0
-    for place in range(1, len(sample.token_T) + 1):
-        if place == len(sample.token_T) or sample.trained_T[place] != sample.trained_T[start]:
+    for place in range(1, len(sample) + 1):
+        if place == len(sample) or sample.trained_T[place] != sample.trained_T[start]:
             text = tokenizer.decode(sample.token_T[start:place].tolist())
             found.append((text, bool(sample.trained_T[start])))
             start = place

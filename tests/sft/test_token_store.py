@@ -1,4 +1,4 @@
-"""One data file may be tokenised by several runs at once, and by one that was killed: no row is lost."""
+"""One data file may be tokenise by several runs at once, and by one that was killed: no row is lost."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from rollbook.policies.chat_format import ChatFormat
-from rollbook.train.settings import DatasetSettings, DataSettings
-from rollbook.train.token_store import TokenStore, tokenised
+from rollbook.sft.settings import DatasetSettings, DataSettings
+from rollbook.sft.token_store import TokenStore, tokenise
 from tiny_model import make_tokenizer, sums
 
 ROWS = 12
@@ -46,7 +46,7 @@ def test_two_runs_at_once_share_one_complete_store(tmp_path: Path, data: DataSet
     stores: dict[str, TokenStore] = {}
 
     def first() -> None:
-        stores["first"] = tokenised(data.train[0], slow, data, tmp_path / "cache")
+        stores["first"] = tokenise(data.train[0], data, slow, tmp_path / "cache")
 
     maker = threading.Thread(target=first)
     maker.start()
@@ -57,7 +57,7 @@ def test_two_runs_at_once_share_one_complete_store(tmp_path: Path, data: DataSet
         waited.append(text)
         slow.go_on.set()
 
-    stores["second"] = tokenised(data.train[0], other, data, tmp_path / "cache", on_wait=on_wait)
+    stores["second"] = tokenise(data.train[0], data, other, tmp_path / "cache", on_wait)
     maker.join(60)
     assert len(waited) == 1
     for store in stores.values():
@@ -69,10 +69,10 @@ def test_two_runs_at_once_share_one_complete_store(tmp_path: Path, data: DataSet
 @pytest.mark.parametrize("old_mark", [True, False])
 def test_a_store_that_lost_tokens_is_made_again(tmp_path: Path, data: DataSettings, old_mark: bool) -> None:
     chat = ChatFormat(AutoTokenizer.from_pretrained(tmp_path / "tokenizer"))
-    tokenised(data.train[0], chat, data, tmp_path / "cache")
+    tokenise(data.train[0], data, chat, tmp_path / "cache")
     (directory,) = (tmp_path / "cache").iterdir()
     (directory / "tokens.bin").write_bytes(b"")
     if old_mark:
         (directory / "COMPLETE").write_bytes(b"")
-    store = tokenised(data.train[0], chat, data, tmp_path / "cache")
+    store = tokenise(data.train[0], data, chat, tmp_path / "cache")
     assert sum(len(store[number].token_T) for number in range(ROWS)) == store.report.tokens > 0

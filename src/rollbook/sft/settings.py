@@ -1,4 +1,4 @@
-"""The settings of a training job: typed, with the names the field uses, every one with a default that works.
+"""The settings of a fine-tuning: typed, with the names the field uses, every one with a default that works.
 
 A file may hold them at its top or below `runtime_info.input`, the block form whose `runtime_info.output` the
 result is handed over in.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -19,79 +19,51 @@ from rollbook.train.model_settings import ModelSettings, OptimizerSettings
 from rollbook.train.schedule import Schedule
 
 BLOCK = ("runtime_info", "input")
-
-
-def _at_least(least: int, settings: msgspec.Struct, *names: str) -> None:
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None and not least <= value < math.inf:
-            raise ValueError(f"{name} must be at least {least}, not {value}")
+Count = Annotated[int, msgspec.Meta(ge=1)]
+NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+Amount = Annotated[float, msgspec.Meta(ge=0)]
+BelowOne = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
 
 class DatasetSettings(msgspec.Struct, kw_only=True):
     path: str
-    weight: float = 1.0  # how often an epoch goes through it; 0.5 is half of it, 2 is twice
+    weight: Amount = 1.0  # how often an epoch goes through it; 0.5 is half of it, 2 is twice
     format: Literal["auto", "messages", "prompt_completion", "alpaca", "sharegpt"] = "auto"
-
-    def __post_init__(self) -> None:
-        _at_least(0, self, "weight")
 
 
 class DataSettings(msgspec.Struct, kw_only=True):
     train: list[DatasetSettings]
     eval: list[DatasetSettings] = []
-    max_length: int = 1024
+    max_length: Annotated[int, msgspec.Meta(ge=2)] = 1024
     too_long: Literal["auto", "drop", "truncate"] = "auto"  # drop; LLaMA-Factory can only truncate
     train_on: Literal["assistant", "last"] = "assistant"  # every reply, or only the last one
     packing: Literal["auto", "on", "off"] = "auto"
     # What of a message a chat template may leave out; a row that loses anything else is refused.
     may_drop: list[Literal["content", "reasoning", "tool_calls", "tool_results"]] = []
 
-    def __post_init__(self) -> None:
-        _at_least(2, self, "max_length")
-
 
 class TrainingSettings(msgspec.Struct, kw_only=True):
     output_dir: str
-    num_train_epochs: float = 1.0
-    max_steps: int | None = None
-    per_device_train_batch_size: int = 8  # rows of max_length tokens, each of several sequences when packed
-    gradient_accumulation_steps: int = 1
-    learning_rate: float = 2e-5
+    num_train_epochs: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    max_steps: Count | None = None
+    per_device_train_batch_size: Count = 8  # rows of max_length tokens, each of several sequences if packed
+    gradient_accumulation_steps: Count = 1
+    learning_rate: Amount = 2e-5
     lr_scheduler_type: Schedule = "cosine"
-    warmup_ratio: float = 0.03
-    warmup_steps: int | None = None
-    weight_decay: float = 0.0
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.999
-    adam_epsilon: float = 1e-8
-    max_grad_norm: float = 1.0
-    logging_steps: int = 1
-    save_steps: int = 500
-    save_total_limit: int | None = None
-    eval_steps: int | None = None
-    seed: int = 42
-
-    def warmup(self, total: int) -> int:
-        """How many of so many steps the learning rate rises for."""
-        return math.ceil(self.warmup_ratio * total) if self.warmup_steps is None else self.warmup_steps
+    warmup_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.03
+    warmup_steps: NonNegative | None = None
+    weight_decay: Amount = 0.0
+    adam_beta1: BelowOne = 0.9
+    adam_beta2: BelowOne = 0.999
+    adam_epsilon: Amount = 1e-8
+    max_grad_norm: Amount = 1.0
+    logging_steps: Count = 1
+    save_steps: Count = 500
+    save_total_limit: Count | None = None
+    eval_steps: Count | None = None
+    seed: NonNegative = 42
 
     def __post_init__(self) -> None:
-        _at_least(
-            1, self, "per_device_train_batch_size", "gradient_accumulation_steps",
-            "logging_steps", "save_steps", "max_steps", "eval_steps", "save_total_limit",
-        )  # fmt: skip
-        _at_least(
-            0, self, "learning_rate", "warmup_ratio", "warmup_steps", "weight_decay",
-            "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "seed",
-        )  # fmt: skip
-        for name in ("adam_beta1", "adam_beta2"):
-            if getattr(self, name) >= 1:
-                raise ValueError(f"{name} must be less than 1, not {getattr(self, name)}")
-        if self.warmup_ratio > 1:
-            raise ValueError(f"warmup_ratio is a part of all steps, so not {self.warmup_ratio}")
-        if not 0 < self.num_train_epochs < math.inf and self.max_steps is None:
-            raise ValueError(f"num_train_epochs must be more than 0, not {self.num_train_epochs}")
         if Path(self.output_dir).name in ("", ".."):
             raise ValueError(f"output_dir {self.output_dir!r} has no name of its own; write demo")
 
@@ -104,6 +76,11 @@ class TrainingSettings(msgspec.Struct, kw_only=True):
             weight_decay=self.weight_decay,
             max_grad_norm=self.max_grad_norm,
         )
+
+    def warmup(self, total_steps: int) -> int:
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        return math.ceil(self.warmup_ratio * total_steps)
 
 
 class LlamaFactorySettings(msgspec.Struct, kw_only=True):
@@ -121,7 +98,8 @@ class SftSettings(msgspec.Struct, kw_only=True):
     name: str | None = None
     engine: Literal["rollbook", "llamafactory"] = "rollbook"
     llamafactory: LlamaFactorySettings = msgspec.field(default_factory=LlamaFactorySettings)
-    processes: int = 1  # started by torchrun when there are several
+    processes: Count = 1  # started by torchrun when there are several
+    trackers: Any = None
 
     @property
     def run_name(self) -> str:
@@ -133,21 +111,19 @@ class SftSettings(msgspec.Struct, kw_only=True):
         return given if given.is_absolute() else artifacts / "model" / given.name
 
 
-def load_settings(config: Path, words: Sequence[str] = ()) -> SftSettings:
-    values = _inputs(read_yaml(config), config)
-    values = merge(values, parse_words(words))
+def load_settings(config: Path, overrides: Sequence[str] = ()) -> SftSettings:
+    """The settings of a file with `key=value` words on top."""
+    values = merge(_inputs(read_yaml(config), config), parse_words(overrides))
     for name in ("model", "data", "training"):
         if not isinstance(values.get(name), Mapping):
             raise UsageError(f"{config}: {name} is missing; write {name}: with its settings below")
+    for section, key in (("data", "packing"), ("model", "compile")):
+        if isinstance(switch := values[section].get(key), bool):  # what YAML makes of on and off
+            values[section][key] = "on" if switch else "off"
     for place in ("train", "eval"):
-        sets = values["data"].get(place)
-        if isinstance(sets, str):
-            sets = values["data"][place] = [sets]
-        for number, dataset in enumerate(sets if isinstance(sets, list) else []):
-            if isinstance(dataset, str):
-                sets[number] = {"path": dataset}
-            elif isinstance(dataset, Mapping):
-                refuse_unknown(dataset, DatasetSettings, f"data.{place}[{number}]")
+        if place in values["data"]:
+            values["data"][place] = _datasets(values["data"][place], f"data.{place}")
+    _refuse_infinite(values, "")
     settings = typed(values, SftSettings)
     _check(settings)
     return settings
@@ -166,6 +142,26 @@ def _inputs(values: dict[str, Any], config: Path) -> dict[str, Any]:
     return dict(given) if isinstance(given, Mapping) else top
 
 
+def _datasets(value: Any, where: str) -> Any:
+    """A file, or a list of files and of mappings."""
+    if not isinstance(value, list):
+        return [{"path": value}] if isinstance(value, str) else value
+    for number, entry in enumerate(value):
+        if isinstance(entry, Mapping):
+            refuse_unknown(entry, DatasetSettings, f"{where}[{number}]")
+    return [{"path": entry} if isinstance(entry, str) else entry for entry in value]
+
+
+def _refuse_infinite(value: Any, where: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{where} must be a finite number, not {value}")
+    items = (
+        value.items() if isinstance(value, Mapping) else enumerate(value if isinstance(value, list) else ())
+    )
+    for key, item in items:
+        _refuse_infinite(item, f"{where}.{key}".lstrip("."))
+
+
 def _check(settings: SftSettings) -> None:
     model = settings.model
     given = [name for name in ("path", "handed_over", "config") if getattr(model, name) is not None]
@@ -179,5 +175,3 @@ def _check(settings: SftSettings) -> None:
         raise UsageError("data.train is empty; name a file")
     if settings.training.eval_steps is not None and not settings.data.eval:
         raise UsageError("training.eval_steps is set and data.eval is empty; name a file to evaluate on")
-    if settings.processes < 1:
-        raise UsageError(f"processes must be at least 1, not {settings.processes}")

@@ -19,8 +19,8 @@ from rollbook.data.output import RowOutput
 from rollbook.records.atomic import write_atomic
 from rollbook.records.layout import sanitize
 from rollbook.rollouts.types import Message
-from rollbook.train.conversations import Conversation, read_conversations
-from rollbook.train.settings import DatasetSettings, SftSettings
+from rollbook.sft.conversations import Conversation, read_conversations
+from rollbook.sft.settings import DatasetSettings, SftSettings
 
 
 class LfReport(msgspec.Struct, kw_only=True):
@@ -33,7 +33,7 @@ class LfReport(msgspec.Struct, kw_only=True):
     left_out_by_weight: int = 0
     dropped: dict[str, int] = {}
 
-    def told(self) -> str:
+    def summary(self) -> str:
         losses = {
             "left out by weight": self.left_out_by_weight,
             "cut after the last reply": self.shortened,

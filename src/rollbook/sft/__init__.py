@@ -1,0 +1,1 @@
+"""Supervised fine-tuning: a job on the training core."""

@@ -1,0 +1,151 @@
+"""Opens everything a fine-tuning needs before its first step, in the order in which it can be refused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from rollbook.errors import UsageError
+from rollbook.policies.chat_format import ChatFormat
+from rollbook.sft.epochs import Batches, Epochs
+from rollbook.sft.settings import SftSettings
+from rollbook.sft.token_store import Corpus, open_corpus
+from rollbook.train import checks
+from rollbook.train.batch import Shape
+from rollbook.train.engine import Engine
+from rollbook.train.loading import DTYPES, load_model, read_template
+from rollbook.train.machine import choose_threads
+from rollbook.train.model import Model
+from rollbook.train.optimizer import Optimizer
+from rollbook.train.processes import Processes
+
+Log = Callable[[str], None]
+
+
+class Job(NamedTuple):
+    """A model, its data, and how it is trained."""
+
+    settings: SftSettings
+    directory: Path
+    processes: Processes
+    model: Model
+    corpus: Corpus
+    eval_corpus: Corpus | None
+    epochs: Epochs
+    total_steps: int
+    log: Log
+
+    @property
+    def compiles(self) -> bool:
+        wish = self.settings.model.compile
+        return wish == "on" or (wish == "auto" and self.processes.device.type == "cuda")
+
+    def batches(self, corpus: Corpus, *, full_width: bool = False) -> Batches:
+        """`full_width` fills every packed batch up to one size, for compiled kernels."""
+        longest = self.settings.data.max_length
+        shape = Shape(longest * self.settings.training.per_device_train_batch_size, longest)
+        return Batches(corpus, self.model, self.processes, shape if full_width else None)
+
+
+def open_job(
+    settings: SftSettings, artifacts: Path, processes: Processes, checkpoint: Path | None, log: Log
+) -> Job:
+    """Load the model (of the checkpoint, where the run is resumed), tokenise the data, check both."""
+    training, data, cache = settings.training, settings.data, artifacts / "data" / "tokens"
+    _seed_generators(training.seed + processes.rank)
+    # Sharded weights stay in float32 and are computed with in `dtype`; one process keeps copies instead.
+    dtype = torch.float32 if processes.are_several else DTYPES[settings.model.dtype]
+    model = load_model(settings.model, seed=training.seed, dtype=dtype, checkpoint=checkpoint)
+    model.model.to(processes.device)
+    torch.set_num_threads(choose_threads(model.count()[0], processes.device))
+    chat = ChatFormat(
+        model.tokenizer,
+        chat_template=_chat_template(settings),
+        train_on=data.train_on,
+        may_drop=data.may_drop,
+    )
+    corpus = open_corpus(data.train, data, chat, cache, log)
+    eval_corpus = open_corpus(data.eval, data, chat, cache, log) if data.eval else None
+    _check_lengths(corpus, model)
+    _check_stop_tokens(corpus, chat, model, settings, log)
+    _check_packing_and_head(corpus, model, settings, processes.device, log)
+    epochs = Epochs(settings, corpus, packed=model.packs)
+    total_steps = training.max_steps or epochs.steps_for(training.num_train_epochs)
+    directory = settings.output_dir(artifacts)
+    return Job(settings, directory, processes, model, corpus, eval_corpus, epochs, total_steps, log)
+
+
+def open_engine(job: Job) -> Engine:
+    """Shard the model if there are several processes, and put the optimiser on it."""
+    settings, processes, model = job.settings, job.processes, job.model
+    processes.shard(model.model, model.blocks, DTYPES[settings.model.dtype])
+    optimizer = Optimizer(model.parameters(), settings.training.optimizer)
+    if job.compiles:
+        # Checkpointing runs blocks again in the backward pass, which a recording does not foresee.
+        plain = not processes.are_several and not settings.model.gradient_checkpointing
+        model.compile_blocks(cuda_graphs=plain and optimizer.frees_model_gradients)
+    return Engine(model, optimizer, processes, dropout=True, entropy=False)
+
+
+def _seed_generators(seed: int) -> None:
+    """All generators, ours and those that a model's code may ask."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _chat_template(settings: SftSettings) -> str | None:
+    path = settings.model.chat_template
+    return None if path is None else read_template(Path(path))
+
+
+def _check_lengths(corpus: Corpus, model: Model) -> None:
+    longest, most = int(corpus.lengths.max()), model.positions
+    if most is not None and longest > most:
+        raise UsageError(
+            f"the model has {most} positions and the longest sample {longest} tokens; lower "
+            "data.max_length, or raise max_position_embeddings in the model's config"
+        )
+
+
+def _check_stop_tokens(
+    corpus: Corpus, chat: ChatFormat, model: Model, settings: SftSettings, log: Log
+) -> None:
+    if not chat.has_template:
+        return
+    some = np.linspace(0, len(corpus) - 1, 64).astype(int)  # of every dataset
+    samples = [corpus[number] for number in sorted(set(some.tolist()))]
+    if settings.data.too_long == "truncate":  # one that was cut off has no end to look at
+        samples = [sample for sample in samples if len(sample) < settings.data.max_length]
+    if not samples:
+        log("every sample is cut off, so the model does not learn to stop: raise data.max_length")
+    added = model.add_eos_tokens(checks.stop_token_is_trained(chat, samples))
+    if added:
+        shown = ", ".join(repr(chat.tokenizer.decode([number])) for number in added)
+        log(f"replies end in {shown}: added to the eos_token_id of generation_config.json")
+
+
+def _check_packing_and_head(
+    corpus: Corpus, model: Model, settings: SftSettings, device: torch.device, log: Log
+) -> None:
+    probes = checks.probes([corpus[0], corpus[len(corpus) - 1]])
+    model.use_packing(settings.data.packing != "off")
+    if model.packs:
+        try:
+            problem = checks.packing_keeps_apart(model, probes, device)
+        except torch.OutOfMemoryError:
+            log("packing checked in bfloat16 only (out of memory)")
+            problem = None
+        if problem is not None and settings.data.packing == "on":
+            raise checks.SelfTestError(f"{problem}; set data.packing: off")
+        if problem is not None:
+            log(f"packing is off: {problem}")
+            model.use_packing(False)
+    if not checks.head_matches(model, probes, device):
+        log("using the model's own LM head (it scales, caps or biases the logits)")
+        model.chunks_head = False

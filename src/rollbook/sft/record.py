@@ -1,0 +1,198 @@
+"""What a fine-tuning leaves behind: a run like any other, with the files of LLaMA-Factory and the Trainer.
+
+`Run` writes metrics.jsonl, checkpoints.jsonl, alerts.jsonl and config.json; `records/trainer_log.py` makes
+trainer_log.jsonl, trainer_state.json and the results. A `checkpoint-<step>/` is complete or absent.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from rollbook.errors import RollbookError, UsageError
+from rollbook.records.alerts import Level
+from rollbook.records.atomic import write_atomic
+from rollbook.records.complete import complete_directory, remove_unfinished
+from rollbook.records.trainer_log import (
+    ALL_RESULTS,
+    LOG,
+    PICTURE,
+    RESULTS,
+    STATE,
+    TrainerLog,
+    best_point,
+    pretty,
+    read_points,
+    trainer_state,
+    write_results,
+)
+from rollbook.runs.jobs.finish import HANDED_OVER
+from rollbook.runs.rewind import attempt_directory, set_aside
+from rollbook.runs.run import Run
+from rollbook.runs.saved_models import saved_models
+from rollbook.sft.resume import Progress
+from rollbook.sft.settings import SftSettings
+
+INTERRUPTED = 130
+
+
+class NotSavedError(RollbookError):
+    """A checkpoint that could not be written; nothing of it is left."""
+
+
+class SftRecord:
+    """The files of one session of a run. Use as a context manager."""
+
+    def __init__(
+        self, directory: Path, settings: SftSettings, artifacts: Path, progress: Progress, total_steps: int
+    ) -> None:
+        """Rewinds the run that is there to the checkpoint that `progress` is of, or to its beginning."""
+        self.directory, self._settings, self._total = directory, settings, total_steps
+        self._run = Run(
+            directory,
+            config=msgspec.to_builtins(settings),
+            kind="sft",
+            resume=True,
+            trackers=settings.trackers,
+            history=artifacts,
+        )
+        if self._run.next_iteration != progress.step:
+            self._run.close("failed")
+            raise UsageError(f"{directory}: another process changed this run meanwhile; try again")
+        self._clear(progress.step)
+        self._log = TrainerLog(
+            self._run.append_log(LOG).append,
+            total_steps=total_steps,
+            step=progress.step,
+            elapsed_s=progress.elapsed_s,
+        )
+
+    @property
+    def elapsed_s(self) -> float:
+        """Over all sessions of the run."""
+        return self._log.elapsed_s
+
+    def point(self, values: Mapping[str, float], progress: Progress) -> None:
+        """One line of each log: loss, learning_rate, grad_norm, epoch, or eval_loss and what goes with it."""
+        self._log.add(progress.step, values, progress.tokens)
+        done = {"progress/done_frac": progress.step / self._total}
+        self._run.log_metrics({**values, **done}, step=progress.step)
+
+    def alert(self, title: str, text: str, step: int) -> None:
+        self._run.alert(title, text, level=Level.ERROR, step=step)
+
+    @contextmanager
+    def checkpoint(self, step: int) -> Iterator[None]:
+        """While it is open, all processes write into `unfinished_path(directory / "checkpoint-<step>")`."""
+        name = f"checkpoint-{step}"
+        try:
+            with complete_directory(self.directory / name, displace=self._set_aside):
+                yield
+        except RollbookError:
+            raise
+        except Exception as error:  # libraries say "unexpected pos 566784" of a disk that is full
+            free = shutil.disk_usage(self.directory).free
+            raise NotSavedError(
+                f"{name} could not be written ({type(error).__name__}: {error}) with {free:,} bytes left on "
+                f"the disk of {self.directory}; make room, and continue from the last one with --resume"
+            ) from error
+        self._run.record_checkpoint(name, batch=step, final=step == self._total, state_path=name)
+        self._rotate()
+
+    def write_state(self, progress: Progress, totals: Mapping[str, float], **summary: Any) -> bytes:
+        """Replaces trainer_state.json, and returns what is in it."""
+        made = trainer_state(
+            self.directory / LOG,
+            step=progress.step,
+            total_steps=self._total,
+            tokens=progress.tokens,
+            training=msgspec.to_builtins(self._settings.training),
+            summary=summary,
+            **totals,
+        )
+        write_atomic(self.directory / STATE, pretty(made))
+        return pretty(made)
+
+    def finish(self, results: Mapping[str, Any], progress: Progress, totals: Mapping[str, float]) -> None:
+        """The summary of a run that reached its end."""
+        self._log.add(progress.step, {"epoch": results["epoch"]}, progress.tokens)
+        self.write_state(progress, totals, **results)
+        write_results(self.directory, results)
+        self._draw()
+
+    def __enter__(self) -> SftRecord:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, RollbookError) and error.exit_code == INTERRUPTED:
+            self._run.close("interrupted", str(error))
+        self._run.__exit__(kind, error, trace)
+
+    def _clear(self, step: int) -> None:
+        """Remove what a killed save left, and what stands for steps that are about to be taken again."""
+        remove_unfinished(self.directory)
+        for path in (self.directory / RESULTS, self.directory / ALL_RESULTS, self.directory / PICTURE):
+            path.unlink(missing_ok=True)
+        for model in saved_models(self.directory):
+            if model.step > step:
+                self._set_aside(model.path)
+
+    def _set_aside(self, path: Path) -> None:
+        set_aside(path, self._run.files, attempt_directory(self._run.files, self._run.attempt))
+
+    def _rotate(self) -> None:
+        """Remove the oldest beyond save_total_limit; never the newest, the best or one handed over."""
+        keep = self._settings.training.save_total_limit
+        if keep is None:
+            return
+        best, marker = best_point(read_points(self.directory / LOG)), self.directory / HANDED_OVER
+        spared = set(marker.read_text().splitlines()) if marker.exists() else set[str]()
+        models = saved_models(self.directory)
+        old = [
+            model.path
+            for model in models[:-1]
+            if str(model.path.absolute()) not in spared and (best is None or model.step != best[0])
+        ]
+        for path in old[: max(0, len(models) - keep)]:
+            # Renamed first: a kill in the middle leaves no half checkpoint under a name that counts.
+            aside = path.with_name(f".{path.name}.removed.making")
+            path.rename(aside)
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def _draw(self) -> None:
+        from rollbook.runs.plots import curves_of, draw
+
+        curves = [curve for curve in curves_of(self.directory) if curve.values]
+        if curves:
+            draw(curves, self.directory / PICTURE, self.directory.name)
+
+
+class NoRecord:
+    """The record of the processes that write nothing."""
+
+    elapsed_s = 1.0
+
+    def point(self, values: Mapping[str, float], progress: Progress) -> None: ...
+
+    def alert(self, title: str, text: str, step: int) -> None: ...
+
+    def checkpoint(self, step: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def write_state(self, progress: Progress, totals: Mapping[str, float], **summary: Any) -> bytes:
+        return b""
+
+    def finish(self, results: Mapping[str, Any], progress: Progress, totals: Mapping[str, float]) -> None: ...
+
+    def __enter__(self) -> NoRecord:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...

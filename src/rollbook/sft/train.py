@@ -1,0 +1,228 @@
+"""Supervised fine-tuning: the story of a run, from its settings to its last checkpoint.
+
+Any kill leaves a directory from which the same command with `--resume` continues, to the same weights and the
+same log as a run that was never killed. SIGTERM and Ctrl-C save and then end; a second Ctrl-C ends at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollbook.errors import RollbookError
+from rollbook.records.complete import unfinished_path
+from rollbook.records.trainer_log import STATE
+from rollbook.runs.stop_signals import StopSignals
+from rollbook.sft.epochs import in_groups, rows_in_order
+from rollbook.sft.job import Job, open_engine, open_job
+from rollbook.sft.places import newest_checkpoint, refuse_occupied, set_aside_run
+from rollbook.sft.record import INTERRUPTED, NoRecord, SftRecord
+from rollbook.sft.resume import Progress, changes, load_progress, saved_state
+from rollbook.sft.settings import SftSettings
+from rollbook.train.engine import Engine, StepOutput
+from rollbook.train.losses import CrossEntropy
+from rollbook.train.processes import Processes
+from rollbook.train.schedule import learning_rate
+from rollbook.train.state import load_training_state, save_training_state
+
+Log = Callable[[str], None]
+Record = SftRecord | NoRecord
+
+
+class Stopped(RollbookError):
+    """Raised after a signal: the checkpoint is saved and --resume continues."""
+
+    exit_code = INTERRUPTED
+
+
+def train(
+    settings: SftSettings,
+    artifacts: Path = Path("artifacts"),
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    log: Log = print,
+) -> dict[str, Any]:
+    """Fine-tune as the settings say; returns the summary that is in train_results.json.
+
+    `overwrite` sets the run that is in the directory aside, once the new one is ready to begin.
+    """
+    processes = Processes()
+    settings = msgspec.structs.replace(settings, processes=processes.count)
+    log = log if processes.is_first else _silence
+    directory = settings.output_dir(artifacts)
+    try:
+        refuse_occupied(directory, resume=resume, overwrite=overwrite)
+        checkpoint = newest_checkpoint(directory) if resume else None
+        job = open_job(settings, artifacts, processes, checkpoint, log)
+        progress = Progress() if checkpoint is None else load_progress(checkpoint, job)
+        engine = open_engine(job)
+        if checkpoint is not None:
+            load_training_state(checkpoint, job.model, engine.optimizer)
+            log(f"resuming from {checkpoint}")
+            for change in changes(directory, settings):
+                log(f"changed since it was saved: {change}")
+        with (
+            open_record(job, artifacts, progress, overwrite=overwrite) as record,
+            StopSignals("saving after this step") as stop,
+        ):
+            describe(job)
+            return take_steps(job, engine, record, progress, lambda: processes.any(stop.asked))
+    finally:
+        processes.close()
+
+
+def take_steps(
+    job: Job, engine: Engine, record: Record, progress: Progress, is_stopping: Callable[[], bool]
+) -> dict[str, Any]:
+    """Every step that is left, then the summary."""
+    training = job.settings.training
+    batches = job.batches(job.corpus, full_width=job.compiles)
+    for step in range(progress.step + 1, job.total_steps + 1):
+        is_last, rate = step == job.total_steps, rate_of(job, step)
+        began = time.monotonic()
+        result = engine.step(list(batches.of(job.epochs.micro_batches(step))), CrossEntropy(), rate)
+        add_to(progress, step, result, time.monotonic() - began)
+        if not result.applied:
+            text = f"step {step}: loss {result.loss}, grad_norm {result.grad_norm}; the step was skipped"
+            job.log(f"NOT FINITE: {text}")
+            record.alert("gradients are not finite", text, step)
+        if step % training.logging_steps == 0 or is_last or not result.applied:
+            log_step(job, record, progress, result, rate)
+        if job.eval_corpus and (is_last or (training.eval_steps and step % training.eval_steps == 0)):
+            evaluate(job, engine, record, progress)
+        is_stopped = is_stopping()  # asked of all processes: they must decide the same
+        if step % training.save_steps == 0 or is_last or is_stopped:
+            save(job, engine, record, progress)
+        if is_stopped and not is_last:
+            raise Stopped(f"stopped after step {step}, checkpoint saved; continue with --resume")
+    return summarise(job, record, progress)
+
+
+def rate_of(job: Job, step: int) -> float:
+    training, total = job.settings.training, job.total_steps
+    return learning_rate(
+        step,
+        peak=training.learning_rate,
+        total=total,
+        warmup=training.warmup(total),
+        kind=training.lr_scheduler_type,
+    )
+
+
+def add_to(progress: Progress, step: int, result: StepOutput, seconds: float) -> None:
+    progress.step = step
+    progress.tokens += result.real_tokens
+    if result.applied:
+        progress.loss_sum += result.loss
+    else:
+        progress.skipped_steps += 1
+    progress.window_loss += result.loss
+    progress.window_steps += 1
+    progress.window_tokens += result.real_tokens
+    progress.window_allocated += result.allocated_tokens
+    progress.window_s += seconds
+
+
+def log_step(job: Job, record: Record, progress: Progress, result: StepOutput, rate: float) -> None:
+    """The means over the steps since the last logged one. Speed is that of the steps alone."""
+    values = {
+        "loss": progress.window_loss / progress.window_steps,
+        "grad_norm": result.grad_norm,
+        "learning_rate": rate,
+        "epoch": job.epochs.epochs_after(progress.step),
+        "packing_efficiency": progress.window_tokens / max(1, progress.window_allocated),
+    }
+    speed = progress.window_tokens / max(1e-9, progress.window_s)
+    progress.clear_window()
+    record.point(values, progress)
+    job.log(
+        f"step {progress.step}/{job.total_steps}: loss {values['loss']:.4f}, "
+        f"grad_norm {result.grad_norm:.3g}, lr {rate:.3g}, {speed:,.0f} tok/s"
+    )
+
+
+def evaluate(job: Job, engine: Engine, record: Record, progress: Progress) -> None:
+    assert job.eval_corpus is not None
+    data = job.settings.data
+    rows = rows_in_order(job.eval_corpus, capacity=data.max_length, packed=job.model.packs)
+    groups = in_groups(rows, job.epochs.rows_per_micro_batch)
+    began = time.monotonic()
+    loss = engine.evaluate(job.batches(job.eval_corpus).of(groups))
+    seconds = time.monotonic() - began
+    values = {
+        "epoch": job.epochs.epochs_after(progress.step),
+        "eval_loss": loss,
+        "eval_runtime": seconds,
+        "eval_samples_per_second": len(job.eval_corpus) / seconds,
+        "eval_steps_per_second": len(groups) / seconds,
+    }
+    record.point(values, progress)
+    job.log(f"step {progress.step}: eval_loss {loss:.4f}")
+
+
+def save(job: Job, engine: Engine, record: Record, progress: Progress) -> None:
+    """A checkpoint that is complete or absent, written by all processes together."""
+    path = job.directory / f"checkpoint-{progress.step}"
+    progress.elapsed_s = record.elapsed_s
+    with record.checkpoint(progress.step):
+        job.processes.wait_for_all()
+        aside = unfinished_path(path)
+        save_training_state(aside, job.model, engine.optimizer, saved_state(job, progress))
+        if job.processes.is_first:
+            (aside / STATE).write_bytes(record.write_state(progress, totals_of(job, progress)))
+    job.processes.wait_for_all()
+    job.log(f"saved {path}")
+
+
+def summarise(job: Job, record: Record, progress: Progress) -> dict[str, Any]:
+    elapsed, epochs = record.elapsed_s, job.epochs.epochs_after(progress.step)
+    totals = totals_of(job, progress)
+    results = {
+        "epoch": epochs,
+        "num_input_tokens_seen": progress.tokens,
+        "total_flos": totals["flos"],
+        "train_loss": progress.loss_sum / max(1, progress.step - progress.skipped_steps),
+        "train_runtime": elapsed,
+        "train_samples_per_second": job.epochs.samples_per_epoch * epochs / elapsed,
+        "train_steps_per_second": progress.step / elapsed,
+        "train_tokens_per_second": progress.tokens / elapsed,
+    }
+    record.finish(results, progress, totals)
+    return results
+
+
+def totals_of(job: Job, progress: Progress) -> dict[str, float]:
+    """For trainer_state.json. A token costs two operations per weight forwards, and four backwards."""
+    return {
+        "epoch": job.epochs.epochs_after(progress.step),
+        "epochs": job.epochs.epochs_after(job.total_steps),
+        "flos": 6.0 * job.model.count()[0] * progress.tokens,
+    }
+
+
+def describe(job: Job) -> None:
+    everything, trained = job.model.count()
+    tokens = int(job.corpus.lengths.sum())
+    room = job.epochs.rows_per_epoch * job.settings.data.max_length
+    packed = f", packed to {tokens / room:.1%}" if job.model.packs else ""
+    job.log(f"{everything:,} parameters, {trained:,} trained")
+    job.log(f"{len(job.corpus)} samples, {tokens:,} tokens{packed}")
+    job.log(f"{job.total_steps} steps of {job.epochs.rows_per_step} rows")
+
+
+def open_record(job: Job, artifacts: Path, progress: Progress, *, overwrite: bool) -> Record:
+    """The last thing to be opened: until now nothing in the directory was touched."""
+    if not job.processes.is_first:
+        return NoRecord()
+    if overwrite and (kept := set_aside_run(job.directory)):
+        job.log(f"the files of the run that was here are now in {kept}")
+    return SftRecord(job.directory, job.settings, artifacts, progress, job.total_steps)
+
+
+def _silence(_: str) -> None:
+    return None

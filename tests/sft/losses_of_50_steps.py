@@ -24,7 +24,7 @@ from tiny_model import write_config
 STORED = Path(__file__).with_name("losses_of_50_steps.json")
 RUNS: dict[str, list[str]] = {
     "packed": [],
-    "padded": ["data.packing='off'", "training.gradient_accumulation_steps=1"],
+    "padded": ["data.packing=off", "training.gradient_accumulation_steps=1"],
 }
 
 

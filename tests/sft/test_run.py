@@ -14,6 +14,7 @@ import yaml
 
 from rollbook.cli.main import main
 from rollbook.runs.saved_models import newest_model
+from rollbook.sft.preview import preview
 from rollbook.sft.settings import load_settings
 from rollbook.sft.train import train
 from tiny_model import write_config
@@ -172,6 +173,18 @@ def test_a_dry_run_shows_the_mask_and_leaves_nothing(tmp_path: Path) -> None:
     assert "[[It is 0.<|im_end|>]]" in shown
     assert "60 of 60 rows" in shown and "60 steps; packing on" in shown
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_dry_run_counts_the_steps_of_all_processes(tmp_path: Path) -> None:
+    config = write_config(tmp_path, training__num_train_epochs=1)
+    assert preview(load_settings(config)).total_steps == 15
+    assert preview(load_settings(config, ["processes=2"])).total_steps == 8
+
+
+def test_on_and_off_are_words_also_in_yaml(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    settings = load_settings(config, ["data.packing=off", "model.compile=on"])
+    assert (settings.data.packing, settings.model.compile) == ("off", "on")
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ def plot(
     as_json: AsJson = False,
 ) -> None:
     """Draw the curves of a run, finished, running or crashed."""
+    from rollbook.records.layout import RunFiles
     from rollbook.runs.plots import curves_of, draw
 
     directory, record = directory_or_run(ref, artifacts)
@@ -33,11 +34,20 @@ def plot(
         raise UsageError(f"{ref} did not say where it writes; give a directory: rollbook plot DIR")
     title = f"{record.name} ({record.status})" if record is not None else directory.name
     curves = curves_of(directory, metric or ())
-    picture = output or directory / (
-        "training_loss.png" if (directory / "trainer_log.jsonl").exists() else "curves.png"
-    )
+    is_ours = record is not None or RunFiles(directory).run.exists()
+    picture = output or (directory if is_ours else Path()) / _name_of(directory, metric or [])
     draw(curves, picture, title)
     if as_json:
         print_json({"picture": picture, "curves": {curve.name: len(curve.steps) for curve in curves}})
     else:
         print(f"{picture}: {', '.join(f'{curve.name} ({len(curve.steps)} points)' for curve in curves)}")
+
+
+def _name_of(directory: Path, metrics: list[str]) -> str:
+    """Chosen curves get a picture of their own: training_loss.png may have been handed over."""
+    from rollbook.records.layout import sanitize
+    from rollbook.records.trainer_log import LOG, PICTURE
+
+    if metrics:
+        return f"{sanitize('_'.join(metrics))}.png"
+    return PICTURE if (directory / LOG).exists() else "curves.png"

@@ -173,6 +173,8 @@ def _run_at(directory: Path) -> Owner | None:
     for name, role in _ROLE_OF_NAME.items():
         if (directory / name).is_file():
             files.append((directory / name, role, None))
+    if any(role is Role.METRICS for _, role, _ in files):  # which a trainer's log repeats
+        files = [file for file in files if file[1] is not Role.TRAINER_LOG]
     has_iterations = False
     for found in RunFiles(directory).iteration_files():
         has_iterations = True

@@ -32,7 +32,7 @@ _FILE = "file VARCHAR where the record stands\n"
 
 MEANINGS = {
     "runs": "a run or a collection",
-    "metrics": "a line of metrics.jsonl or trainer_log.jsonl, a column for every key",
+    "metrics": "a line of metrics.jsonl, or where there is none of trainer_log.jsonl, a column for every key",
     "rollouts": "a trajectory, or a row of a collection",
     "steps": "a turn of a trajectory",
     "transcripts": "a message of a trajectory",

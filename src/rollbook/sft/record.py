@@ -19,6 +19,7 @@ from rollbook.errors import RollbookError, UsageError
 from rollbook.records.alerts import Level
 from rollbook.records.atomic import write_atomic
 from rollbook.records.complete import complete_directory, remove_unfinished
+from rollbook.records.metrics import ALIASES
 from rollbook.records.trainer_log import (
     ALL_RESULTS,
     LOG,
@@ -81,8 +82,9 @@ class SftRecord:
     def point(self, values: Mapping[str, float], progress: Progress) -> None:
         """One line of each log: loss, learning_rate, grad_norm, epoch, or eval_loss and what goes with it."""
         self._log.add(progress.step, values, progress.tokens)
-        done = {"progress/done_frac": progress.step / self._total}
-        self._run.log_metrics({**values, **done}, step=progress.step)
+        named = {ALIASES.get(name, name): value for name, value in values.items()}
+        done = {"tokens": progress.tokens, "progress/done_frac": progress.step / self._total}
+        self._run.log_metrics({**named, **done}, step=progress.step)
 
     def alert(self, title: str, text: str, step: int) -> None:
         self._run.alert(title, text, level=Level.ERROR, step=step)

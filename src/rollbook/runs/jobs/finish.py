@@ -48,6 +48,8 @@ def record_result(job: Job, started: Started, end: RunEnd) -> None:
             saved = None  # an earlier run's, in the same directory
         if saved is not None:
             end.checkpoint = {"path": str(saved.path), "step": saved.step}
+        if _is_newer(directory / LOG, launched):
+            _draw_loss(directory)  # also of a run that was killed
         if (tracker := _tracker_id(directory)) is not None:
             end.tracker = {"id": tracker}
     if job.config_path is not None and end.status is Status.COMPLETED:
@@ -70,9 +72,9 @@ def _hand_over(config: Path, directory: Path | None, saved: SavedModel | None, s
 
 
 def _draw_loss(directory: Path) -> None:
-    """A run whose trainer drew no picture gets one; a result is not held back for want of a picture."""
-    picture = directory / _FILES["train_loss_plot"]
-    if picture.exists():
+    """Draw the loss unless the trainer did since its last line. No result is held back for want of it."""
+    picture, log = directory / PICTURE, directory / LOG
+    if picture.exists() and (not log.exists() or picture.stat().st_mtime >= log.stat().st_mtime):
         return
     from rollbook.runs.plots import curves_of, draw
 

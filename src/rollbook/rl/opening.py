@@ -29,6 +29,7 @@ from rollbook.runs.start import START_OVER
 from rollbook.runs.stop_signals import StopSignals
 from rollbook.samplers.local import LocalPolicy
 from rollbook.samplers.sampling import Sampling
+from rollbook.train.checks import check_packing_and_head, random_probes
 from rollbook.train.engine import Engine
 from rollbook.train.loading import DTYPES, load_model
 from rollbook.train.machine import choose_micro_batch_tokens, choose_threads
@@ -163,7 +164,7 @@ def decide_length(settings: RlSettings, model: Model, pools: Sequence[TaskPool])
     )
 
 
-def open_trainer(start: Start, processes: Processes) -> tuple[RlSettings, Trainer]:
+def open_trainer(start: Start, processes: Processes, log: Log) -> tuple[RlSettings, Trainer]:
     """Load the weights (of the checkpoint, where the run continues) and everything that changes them."""
     settings = start.settings
     model = load_model(
@@ -172,7 +173,8 @@ def open_trainer(start: Start, processes: Processes) -> tuple[RlSettings, Traine
     model.model.to(processes.device)
     settings = decide(settings, model, processes.device)
     torch.set_num_threads(settings.threads or 1)
-    model.use_packing(True)
+    probes = random_probes(len(model.tokenizer), model.positions)
+    check_packing_and_head(model, probes, processes.device, log=log)
     optimizer = Optimizer(model.parameters(), optimizer_settings(settings))
     engine = Engine(model, optimizer, processes, entropy=True)
     if start.checkpoint is not None:

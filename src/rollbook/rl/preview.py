@@ -82,7 +82,7 @@ class _NoLog:
 
 def preview(settings: RlSettings, log: Log) -> Preview:
     with ExitStack() as opened:
-        settings, trainer = open_trainer(Start(settings, False, None, None), Processes())
+        settings, trainer = open_trainer(Start(settings, False, None, None), Processes(), log)
         pools, _ = open_pools(settings)
         settings = decide_length(settings, trainer.model, pools)
         policy = open_policy(settings, trainer.model)

@@ -45,6 +45,10 @@ from rollbook.train.state import weights_digest
 _STALL_FACTOR, _LEAST_STALL_S, _FIRST_STALL_S = 5.0, 30.0, 300.0
 
 
+class AlertError(RollbookError):
+    """Raised after an alert where `on_alert` is stop: the checkpoint is saved and --resume continues."""
+
+
 class Stopped(RollbookError):
     """Raised after a signal: the checkpoint is saved and --resume continues."""
 
@@ -194,7 +198,7 @@ def train(settings: RlSettings, *, resume: bool | str = False, log: Log = print)
     processes = Processes()
     try:
         start = settle(settings, resume)
-        settings, trainer = open_trainer(start, processes)
+        settings, trainer = open_trainer(start, processes, log if processes.is_first else _silent)
         if not processes.is_first:
             assist(trainer, settings)
             return RlResult(Path(settings.log_path), None, settings.iterations, None, {})
@@ -212,7 +216,10 @@ def run_iterations(job: Job) -> RlResult:
     for i in range(run.next_iteration, settings.iterations):
         run_iteration(job, i)
         if job.stop.asked and i + 1 < settings.iterations:
-            raise Stopped(f"stopped after iteration {i}, checkpoint saved; --resume continues")
+            error = AlertError if job.stop.by_job else Stopped
+            raise error(
+                f"stopped after iteration {i} ({job.stop.reason}), checkpoint saved; --resume continues"
+            )
     clock = metrics.Clock()
     values = run_evals(job, settings.iterations, clock, is_last=True)
     if values:
@@ -230,12 +237,16 @@ def run_iterations(job: Job) -> RlResult:
     return RlResult(run.files.root, checkpoint, settings.iterations, last, evals)
 
 
+def _silent(_: str) -> None:
+    """The log of the processes that nobody reads."""
+
+
 def report_findings(job: Job, i: int, values: Mapping[str, float]) -> None:
     for finding in job.watch.look(values):
         job.run.alert(finding.title, finding.text, step=i)
         job.console.alert(i, finding)
         if job.settings.on_alert == "stop":
-            job.stop.asked = True
+            job.stop.ask(f"alert: {finding.title}")
 
 
 def iteration_record(

@@ -22,6 +22,13 @@ class StopSignals:
         self._what_follows = what_follows
         self._before: dict[signal.Signals, object] = {}
         self.asked = False
+        self.by_job = False  # it was the job itself that asked
+        self.reason: str | None = None
+
+    def ask(self, reason: str) -> None:
+        """Ask from inside the job, as a signal does from outside."""
+        self.asked = self.by_job = True
+        self.reason = reason
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -37,6 +44,6 @@ class StopSignals:
     def _note(self, number: int, _: FrameType | None) -> None:
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.asked = True
+        self.asked, self.reason = True, signal.Signals(number).name
         # Not by print: the signal may have come while that was writing.
         os.write(2, f"{signal.Signals(number).name}: {self._what_follows}\n".encode())

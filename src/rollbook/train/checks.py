@@ -12,10 +12,12 @@ for them, and are what they were afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from typing import Literal
 
+import numpy as np
 import torch
 
 from rollbook.errors import RollbookError
@@ -55,6 +57,40 @@ def in_float32(model: Model) -> Iterator[None]:
     finally:
         for tensor in halves:
             tensor.data = tensor.data.bfloat16()
+
+
+def random_probes(vocabulary: int, longest: int | None) -> list[Example]:
+    """Two short sequences of any tokens, for jobs whose own data is not there yet."""
+    chance = np.random.default_rng(0)
+    sizes = (min(_PROBE_TOKENS, longest or _PROBE_TOKENS), min(24, longest or 24))
+    tokens = [chance.integers(0, vocabulary, size).astype(np.int32) for size in sizes]
+    return [Example(token_T, np.ones(len(token_T), np.bool_)) for token_T in tokens]
+
+
+def check_packing_and_head(
+    model: Model,
+    samples: Sequence[Example],
+    device: torch.device,
+    *,
+    packing: Literal["auto", "on", "off"] = "auto",
+    log: Callable[[str], None],
+) -> None:
+    """Pack, and compute the head in chunks, only where this model does it right; says what it does not."""
+    model.use_packing(packing != "off")
+    if model.packs:
+        try:
+            problem = packing_keeps_apart(model, samples, device)
+        except torch.OutOfMemoryError:
+            log("packing checked in bfloat16 only (out of memory)")
+            problem = None
+        if problem is not None and packing == "on":
+            raise SelfTestError(f"{problem}; set data.packing: off")
+        if problem is not None:
+            log(f"packing is off: {problem}")
+            model.use_packing(False)
+    if not head_matches(model, samples, device):
+        log("using the model's own LM head (it scales, caps or biases the logits)")
+        model.chunks_head = False
 
 
 def packing_keeps_apart(model: Model, samples: Sequence[Example], device: torch.device) -> str | None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from rollbook.errors import BadFileError, RollbookError
 from rollbook.train.loading import load_model
@@ -67,6 +68,26 @@ def save(directory: Path, trained: Trained, extra: dict[str, Any] | None = None)
     directory.mkdir()
     save_training_state(directory, *trained, extra)
     return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_a_padding_token_that_a_model_writes_is_trained_before_and_after_a_save(tmp_path: Path) -> None:
+    trained = load("float32", tmp_path)
+    save(tmp_path / "saved", trained)
+    pad = trained[0].tokenizer.pad_token_id
+    for model, _ in (trained, load("float32", tmp_path, tmp_path / "saved")):
+        embedded = model.model.get_input_embeddings()(torch.tensor([pad]))
+        (gradient,) = torch.autograd.grad(embedded.sum(), model.model.get_input_embeddings().weight)
+        assert gradient[pad].tolist() == [1.0] * gradient.shape[1]
+
+
+@pytest.mark.parametrize("more", [8, 24])
+def test_where_a_file_has_the_weights_does_not_show_in_a_product(more: int, tmp_path: Path) -> None:
+    save(tmp_path / "saved", load("float32", tmp_path))
+    path = tmp_path / "saved" / "model.safetensors"
+    save_file(load_file(path), tmp_path / "other", metadata={"format": "pt", "more": "x" * more})
+    (tmp_path / "other").replace(path)
+    model, _ = load("float32", tmp_path, tmp_path / "saved")
+    assert all(parameter.data_ptr() % 64 == 0 for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("kind", KINDS)

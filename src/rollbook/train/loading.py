@@ -11,6 +11,7 @@ from rollbook.errors import UsageError
 from rollbook.train.model import Model, as_list
 from rollbook.train.model_settings import LoraSettings, ModelSettings
 
+_ALIGNMENT = 64  # bytes; what torch gives a new tensor on a CPU
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -49,6 +50,8 @@ def load_model(
     _check_vocabulary(model, tokenizer)
     _stop_where_the_tokenizer_does(model, tokenizer)
     model.config.use_cache = False
+    _train_every_token(model)
+    _align(model)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if settings.lora is None:
@@ -148,6 +151,27 @@ def _stop_where_the_tokenizer_does(model: Any, tokenizer: Any) -> None:
             config.eos_token_id = [*kept, end] if kept else end
         if getattr(config, "pad_token_id", None) is None and tokenizer.pad_token_id is not None:
             config.pad_token_id = tokenizer.pad_token_id
+
+
+def _train_every_token(model: Any) -> None:
+    """Give the padding token a gradient, too, where a model writes it.
+
+    Its class leaves that out if its config named the token when it was made. A checkpoint's config does, the
+    config it began with may not, and then a resumed run would not go on like an untouched one.
+    """
+    model.get_input_embeddings().padding_idx = None
+
+
+@torch.no_grad()
+def _align(model: Any) -> None:
+    """Copy the weights that lie in memory where their file has them, at any multiple of eight bytes.
+
+    A matrix product adds up in another order there, so that equal weights of another file would give other
+    bits: those of a checkpoint and those that the run began with.
+    """
+    for parameter in model.parameters():
+        if parameter.data_ptr() % _ALIGNMENT:
+            parameter.data = parameter.data.clone()
 
 
 def _first_line(error: Exception) -> str:

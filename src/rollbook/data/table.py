@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import duckdb
 import numpy as np
-import pyarrow as pa
 
+from rollbook.data.columns import column, insert
 from rollbook.data.rollouts import input_tokens_of, is_truncated, output_tokens_of, reward_of
 from rollbook.data.rows import Row
 from rollbook.records.row_keys import TASK_INDEX, repeat_of, task_of
@@ -23,18 +23,17 @@ from rollbook.records.row_keys import TASK_INDEX, repeat_of, task_of
 Note = Callable[[str, dict[str, Any]], None]  # told the task and the value of a row
 
 _BATCH = 20_000
-_SCHEMA = pa.schema(
-    [
-        ("row", pa.int64()),  # its number in the dataset, from 0, over all inputs
-        ("task", pa.string()),
-        ("repeat", pa.int64()),
-        ("task_index", pa.int64()),
-        ("reward", pa.float64()),
-        ("input_tokens", pa.int64()),
-        ("output_tokens", pa.int64()),
-        ("truncated", pa.bool_()),
-    ]
-)
+_COLUMNS: dict[str, type] = {
+    "row": int,  # its number in the dataset, from 0, over all inputs
+    "task": str,
+    "repeat": int,
+    "task_index": int,
+    "reward": float,
+    "input_tokens": int,
+    "output_tokens": int,
+    "truncated": bool,
+}
+_SQL_TYPES = {int: "bigint", str: "varchar", float: "double", bool: "boolean"}
 
 
 class RolloutTable:
@@ -47,8 +46,8 @@ class RolloutTable:
         self._connection.execute("set enable_progress_bar = false")  # it would draw into our output
         self._connection.execute("set memory_limit = '512MB'")
         self._connection.execute("set temp_directory = ?", [str(directory)])
-        empty = _SCHEMA.empty_table()
-        self._connection.from_arrow(empty).create("rollouts")
+        columns = ", ".join(f'"{name}" {_SQL_TYPES[kind]}' for name, kind in _COLUMNS.items())
+        self._connection.execute(f"create table rollouts ({columns})")
         try:
             self._fill(rows)
         except BaseException:
@@ -79,25 +78,22 @@ class RolloutTable:
         self.close()
 
     def _fill(self, rows: Iterable[Row]) -> None:
-        columns: list[list[Any]] = [[] for _ in _SCHEMA]
+        columns: list[list[Any]] = [[] for _ in _COLUMNS]
         for number, row in enumerate(rows):
             value = row.value()
             line = _line(number, value)
             if self._note is not None:
                 self._note(line.task, value)
-            for column, cell in zip(columns, line, strict=True):
-                column.append(cell)
+            for values, cell in zip(columns, line, strict=True):
+                values.append(cell)
             if len(columns[0]) == _BATCH:
                 self._insert(columns)
-                columns = [[] for _ in _SCHEMA]
+                columns = [[] for _ in _COLUMNS]
         self._insert(columns)
 
     def _insert(self, columns: list[list[Any]]) -> None:
-        batch = pa.Table.from_arrays(
-            [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)],
-            schema=_SCHEMA,
-        )
-        self._connection.from_arrow(batch).insert_into("rollouts")
+        kinds = zip(_COLUMNS.items(), columns, strict=True)
+        insert(self._connection, "rollouts", {name: column(values, kind) for (name, kind), values in kinds})
 
 
 def pick(rows: Iterable[Row], numbers: np.ndarray[Any, Any]) -> Iterator[tuple[int, Row]]:

@@ -14,9 +14,9 @@ from typing import Any
 import duckdb
 import numpy as np
 import orjson
-import pyarrow as pa
 import xxhash
 
+from rollbook.data.columns import insert
 from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, STEPS, TASK_INDEX
 
 _HELD = 200_000  # values that are handed over at once
@@ -77,8 +77,8 @@ class TaskFields:
 
     def _hand_over(self) -> None:
         columns = np.asarray(self._held, dtype=np.uint64).reshape(-1, 3)
-        batch = pa.table({name: columns[:, place] for place, name in enumerate(("task", "field", "value"))})
-        self._connection.from_arrow(batch).insert_into("fields")
+        names = ("task", "field", "value")
+        insert(self._connection, "fields", {name: columns[:, place] for place, name in enumerate(names)})
         self._held = array("Q")
 
 

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from rollbook.cli.main import main
-from rollbook.runs.saved_models import newest_model
 from rollbook.sft.preview import preview
 from rollbook.sft.settings import load_settings
 from rollbook.sft.train import train
@@ -149,20 +148,19 @@ def test_a_directory_with_a_run_in_it_is_refused(finished: Path) -> None:
     assert sorted(path.name for path in output(finished).iterdir()) == before
 
 
-def test_overwrite_leaves_what_is_not_ours(tmp_path: Path) -> None:
-    write_config(tmp_path, training__max_steps=2, training__save_steps=1)
-    rollbook(tmp_path, "sft", "config.yaml")
-    (output(tmp_path) / "notes.txt").write_text("mine")
+def test_overwrite_leaves_what_is_not_ours_in_an_absolute_directory(tmp_path: Path) -> None:
+    there = tmp_path / "elsewhere" / "x"
+    config = write_config(
+        tmp_path, training__max_steps=2, training__save_steps=1, training__output_dir=str(there)
+    )
+    train(load_settings(config), tmp_path / "artifacts", log=lambda _: None)
+    assert len(list(there.glob("checkpoint-*"))) == 2
+    (there / "notes.txt").write_text("mine")
     rollbook(tmp_path, "sft", "config.yaml", "training.max_steps=1", "--overwrite")
-    assert (output(tmp_path) / "notes.txt").read_text() == "mine"
-    assert [path.name for path in output(tmp_path).glob("checkpoint-*")] == ["checkpoint-1"]
-    assert len([line for line in log_of(tmp_path) if "loss" in line]) == 1
-
-
-def test_an_absolute_output_dir_is_used_as_it_is(tmp_path: Path) -> None:
-    write_config(tmp_path, training__max_steps=1, training__output_dir=str(tmp_path / "elsewhere" / "x"))
-    rollbook(tmp_path, "sft", "config.yaml")
-    assert newest_model(tmp_path / "elsewhere" / "x") is not None
+    assert (there / "notes.txt").read_text() == "mine"
+    assert [path.name for path in there.glob("checkpoint-*")] == ["checkpoint-1"]
+    lines = [json.loads(line) for line in (there / "trainer_log.jsonl").read_text().splitlines()]
+    assert len([line for line in lines if "loss" in line]) == 1
     assert not (tmp_path / "artifacts" / "model").exists()
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from helpers.trainer import TrainingProcess
+from rollbook.records.run_info import read_run_info
 from rollbook.runs.saved_models import saved_models
 from rollbook.sft.settings import load_settings
 from rollbook.sft.train import train
@@ -101,6 +102,8 @@ def test_a_signal_saves_and_ends_resumable(untouched: Path, tmp_path: Path, how:
         assert "checkpoint saved; continue with --resume" in trainer.output
     newest = saved_models(tmp_path / "artifacts/model/demo")[-1]
     assert newest.complete and newest.step >= 6
+    attempt = read_run_info(tmp_path / "artifacts/model/demo/run.json").attempts[-1]
+    assert attempt.outcome == "interrupted"
     with start(tmp_path, "--resume") as trainer:
         assert trainer.wait() == 0, trainer.output
     assert log_lines(tmp_path) == log_lines(untouched)

@@ -36,7 +36,7 @@ from rollbook.rl.steps import (
 )
 from rollbook.rl.tasks import TaskPool
 from rollbook.runs.rollout_log import RolloutLog
-from rollbook.runs.stop_signals import StopSignals
+from rollbook.runs.stop_signals import Stopped, StopSignals
 from rollbook.samplers.local import LocalPolicy
 from rollbook.train.engine import StepOutput
 from rollbook.train.processes import Processes
@@ -47,12 +47,6 @@ _STALL_FACTOR, _LEAST_STALL_S, _FIRST_STALL_S = 5.0, 30.0, 300.0
 
 class AlertError(RollbookError):
     """Raised after an alert where `on_alert` is stop: the checkpoint is saved and --resume continues."""
-
-
-class Stopped(RollbookError):
-    """Raised after a signal: the checkpoint is saved and --resume continues."""
-
-    exit_code = 130
 
 
 def run_iteration(job: Job, i: int) -> None:

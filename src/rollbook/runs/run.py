@@ -49,6 +49,7 @@ from rollbook.runs.rewind import attempt_directory, set_aside
 from rollbook.runs.rollout_log import RolloutLog
 from rollbook.runs.run_logs import RunLogs
 from rollbook.runs.start import parse_layout, start_run
+from rollbook.runs.stop_signals import Stopped
 from rollbook.runs.trackers import Trackers, named_in, parse_trackers
 
 _log = logging.getLogger("rollbook")
@@ -328,6 +329,8 @@ class Run:
             self.close()
         elif isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
             self.close("interrupted", repr(error))
+        elif isinstance(error, Stopped):
+            self.close("interrupted", str(error))
         else:
             self.close("failed", redact_text(f"{type(error).__name__}: {error}"))
 

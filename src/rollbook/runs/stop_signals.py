@@ -8,7 +8,15 @@ import threading
 from types import FrameType
 from typing import Self
 
+from rollbook.errors import RollbookError
+
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Stopped(RollbookError):
+    """Raised after a signal: the checkpoint is saved and --resume continues."""
+
+    exit_code = 130
 
 
 class StopSignals:

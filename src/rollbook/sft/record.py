@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -34,13 +33,11 @@ from rollbook.records.trainer_log import (
     write_results,
 )
 from rollbook.runs.jobs.finish import HANDED_OVER
+from rollbook.runs.null_run import open_writer
 from rollbook.runs.rewind import attempt_directory, set_aside
-from rollbook.runs.run import Run
 from rollbook.runs.saved_models import saved_models
 from rollbook.sft.resume import Progress
 from rollbook.sft.settings import SftSettings
-
-INTERRUPTED = 130
 
 
 class NotSavedError(RollbookError):
@@ -51,22 +48,32 @@ class SftRecord:
     """The files of one session of a run. Use as a context manager."""
 
     def __init__(
-        self, directory: Path, settings: SftSettings, artifacts: Path, progress: Progress, total_steps: int
+        self,
+        directory: Path,
+        settings: SftSettings,
+        artifacts: Path,
+        progress: Progress,
+        total_steps: int,
+        *,
+        rank: int = 0,
     ) -> None:
-        """Rewinds the run that is there to the checkpoint that `progress` is of, or to its beginning."""
+        """Rewinds the run that is there to the checkpoint that `progress` is of, or to its beginning.
+
+        Only the first process writes; the others have the same methods.
+        """
         self.directory, self._settings, self._total = directory, settings, total_steps
-        self._run = Run(
+        self._writes = rank == 0
+        self._run = open_writer(
             directory,
+            rank=rank,
             config=msgspec.to_builtins(settings),
             kind="sft",
             resume=True,
             trackers=settings.trackers,
             history=artifacts,
         )
-        if self._run.next_iteration != progress.step:
-            self._run.close("failed")
-            raise UsageError(f"{directory}: another process changed this run meanwhile; try again")
-        self._clear(progress.step)
+        if self._writes:
+            self._clear(progress.step)
         self._log = TrainerLog(
             self._run.append_log(LOG).append,
             total_steps=total_steps,
@@ -94,7 +101,8 @@ class SftRecord:
         """While it is open, all processes write into `unfinished_path(directory / "checkpoint-<step>")`."""
         name = f"checkpoint-{step}"
         try:
-            with complete_directory(self.directory / name, displace=self._set_aside):
+            path = self.directory / name
+            with complete_directory(path, displace=self._set_aside) if self._writes else nullcontext():
                 yield
         except RollbookError:
             raise
@@ -105,10 +113,15 @@ class SftRecord:
                 f"the disk of {self.directory}; make room, and continue from the last one with --resume"
             ) from error
         self._run.record_checkpoint(name, batch=step, final=step == self._total, state_path=name)
-        self._rotate()
+        if self._writes:
+            self._rotate()
 
-    def write_state(self, progress: Progress, totals: Mapping[str, float], **summary: Any) -> bytes:
-        """Replaces trainer_state.json, and returns what is in it."""
+    def write_state(
+        self, progress: Progress, totals: Mapping[str, float], copy: Path | None = None, **summary: Any
+    ) -> None:
+        """Replace trainer_state.json, and write a `copy` into a checkpoint."""
+        if not self._writes:
+            return
         made = trainer_state(
             self.directory / LOG,
             step=progress.step,
@@ -119,30 +132,31 @@ class SftRecord:
             **totals,
         )
         write_atomic(self.directory / STATE, pretty(made))
-        return pretty(made)
+        if copy is not None:
+            copy.write_bytes(pretty(made))
 
     def finish(self, results: Mapping[str, Any], progress: Progress, totals: Mapping[str, float]) -> None:
         """The summary of a run that reached its end."""
         self._log.add(progress.step, {"epoch": results["epoch"]}, progress.tokens)
         self.write_state(progress, totals, **results)
-        write_results(self.directory, results)
-        self._draw()
+        if self._writes:
+            write_results(self.directory, results)
+            self._draw()
 
     def __enter__(self) -> SftRecord:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, RollbookError) and error.exit_code == INTERRUPTED:
-            self._run.close("interrupted", str(error))
-        self._run.__exit__(kind, error, trace)
+    def __exit__(self, *raised: Any) -> None:
+        self._run.__exit__(*raised)
 
     def _clear(self, step: int) -> None:
         """Remove what a killed save left, and what stands for steps that are about to be taken again."""
+        if self._run.next_iteration != step:
+            self._run.close("failed")
+            raise UsageError(f"{self.directory}: another process changed this run meanwhile; try again")
         remove_unfinished(self.directory)
-        for path in (self.directory / RESULTS, self.directory / ALL_RESULTS, self.directory / PICTURE):
-            path.unlink(missing_ok=True)
+        for name in (RESULTS, ALL_RESULTS, PICTURE):
+            (self.directory / name).unlink(missing_ok=True)
         for model in saved_models(self.directory):
             if model.step > step:
                 self._set_aside(model.path)
@@ -172,29 +186,8 @@ class SftRecord:
     def _draw(self) -> None:
         from rollbook.runs.plots import curves_of, draw
 
-        curves = [curve for curve in curves_of(self.directory) if curve.values]
-        if curves:
-            draw(curves, self.directory / PICTURE, self.directory.name)
-
-
-class NoRecord:
-    """The record of the processes that write nothing."""
-
-    elapsed_s = 1.0
-
-    def point(self, values: Mapping[str, float], progress: Progress) -> None: ...
-
-    def alert(self, title: str, text: str, step: int) -> None: ...
-
-    def checkpoint(self, step: int) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def write_state(self, progress: Progress, totals: Mapping[str, float], **summary: Any) -> bytes:
-        return b""
-
-    def finish(self, results: Mapping[str, Any], progress: Progress, totals: Mapping[str, float]) -> None: ...
-
-    def __enter__(self) -> NoRecord:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
+        try:
+            if curves := curves_of(self.directory):
+                draw(curves, self.directory / PICTURE, self.directory.name)
+        except (RollbookError, OSError, ValueError, ImportError) as error:  # the run itself is complete
+            self._run.alert(f"{PICTURE} was not drawn", str(error), level=Level.WARNING)

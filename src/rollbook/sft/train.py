@@ -13,14 +13,13 @@ from typing import Any
 
 import msgspec
 
-from rollbook.errors import RollbookError
 from rollbook.records.complete import unfinished_path
 from rollbook.records.trainer_log import STATE
-from rollbook.runs.stop_signals import StopSignals
+from rollbook.runs.stop_signals import Stopped, StopSignals
 from rollbook.sft.epochs import in_groups, rows_in_order
 from rollbook.sft.job import Job, open_engine, open_job
 from rollbook.sft.places import newest_checkpoint, refuse_occupied, set_aside_run
-from rollbook.sft.record import INTERRUPTED, NoRecord, SftRecord
+from rollbook.sft.record import SftRecord
 from rollbook.sft.resume import Progress, changes, load_progress, saved_state
 from rollbook.sft.settings import SftSettings
 from rollbook.train.engine import Engine, StepOutput
@@ -30,13 +29,6 @@ from rollbook.train.schedule import learning_rate
 from rollbook.train.state import load_training_state, save_training_state
 
 Log = Callable[[str], None]
-Record = SftRecord | NoRecord
-
-
-class Stopped(RollbookError):
-    """Raised after a signal: the checkpoint is saved and --resume continues."""
-
-    exit_code = INTERRUPTED
 
 
 def train(
@@ -77,7 +69,7 @@ def train(
 
 
 def take_steps(
-    job: Job, engine: Engine, record: Record, progress: Progress, is_stopping: Callable[[], bool]
+    job: Job, engine: Engine, record: SftRecord, progress: Progress, is_stopping: Callable[[], bool]
 ) -> dict[str, Any]:
     """Every step that is left, then the summary."""
     training = job.settings.training
@@ -128,7 +120,7 @@ def add_to(progress: Progress, step: int, result: StepOutput, seconds: float) ->
     progress.window_s += seconds
 
 
-def log_step(job: Job, record: Record, progress: Progress, result: StepOutput, rate: float) -> None:
+def log_step(job: Job, record: SftRecord, progress: Progress, result: StepOutput, rate: float) -> None:
     """The means over the steps since the last logged one. Speed is that of the steps alone."""
     values = {
         "loss": progress.window_loss / progress.window_steps,
@@ -146,7 +138,7 @@ def log_step(job: Job, record: Record, progress: Progress, result: StepOutput, r
     )
 
 
-def evaluate(job: Job, engine: Engine, record: Record, progress: Progress) -> None:
+def evaluate(job: Job, engine: Engine, record: SftRecord, progress: Progress) -> None:
     assert job.eval_corpus is not None
     data = job.settings.data
     rows = rows_in_order(job.eval_corpus, capacity=data.max_length, packed=job.model.packs)
@@ -165,7 +157,7 @@ def evaluate(job: Job, engine: Engine, record: Record, progress: Progress) -> No
     job.log(f"step {progress.step}: eval_loss {loss:.4f}")
 
 
-def save(job: Job, engine: Engine, record: Record, progress: Progress) -> None:
+def save(job: Job, engine: Engine, record: SftRecord, progress: Progress) -> None:
     """A checkpoint that is complete or absent, written by all processes together."""
     path = job.directory / f"checkpoint-{progress.step}"
     progress.elapsed_s = record.elapsed_s
@@ -173,13 +165,12 @@ def save(job: Job, engine: Engine, record: Record, progress: Progress) -> None:
         job.processes.wait_for_all()
         aside = unfinished_path(path)
         save_training_state(aside, job.model, engine.optimizer, saved_state(job, progress))
-        if job.processes.is_first:
-            (aside / STATE).write_bytes(record.write_state(progress, totals_of(job, progress)))
+        record.write_state(progress, totals_of(job, progress), copy=aside / STATE)
     job.processes.wait_for_all()
     job.log(f"saved {path}")
 
 
-def summarise(job: Job, record: Record, progress: Progress) -> dict[str, Any]:
+def summarise(job: Job, record: SftRecord, progress: Progress) -> dict[str, Any]:
     elapsed, epochs = record.elapsed_s, job.epochs.epochs_after(progress.step)
     totals = totals_of(job, progress)
     results = {
@@ -215,13 +206,12 @@ def describe(job: Job) -> None:
     job.log(f"{job.total_steps} steps of {job.epochs.rows_per_step} rows")
 
 
-def open_record(job: Job, artifacts: Path, progress: Progress, *, overwrite: bool) -> Record:
+def open_record(job: Job, artifacts: Path, progress: Progress, *, overwrite: bool) -> SftRecord:
     """The last thing to be opened: until now nothing in the directory was touched."""
-    if not job.processes.is_first:
-        return NoRecord()
-    if overwrite and (kept := set_aside_run(job.directory)):
+    if overwrite and job.processes.is_first and (kept := set_aside_run(job.directory)):
         job.log(f"the files of the run that was here are now in {kept}")
-    return SftRecord(job.directory, job.settings, artifacts, progress, job.total_steps)
+    rank = job.processes.rank
+    return SftRecord(job.directory, job.settings, artifacts, progress, job.total_steps, rank=rank)
 
 
 def _silence(_: str) -> None:

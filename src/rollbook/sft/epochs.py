@@ -17,6 +17,7 @@ from rollbook.errors import UsageError
 from rollbook.sft.settings import SftSettings
 from rollbook.sft.token_store import Corpus
 from rollbook.train.batch import Batch, Example, Shape, best_fit, idle, packed_batch, padded_batch
+from rollbook.train.machine import choose_micro_batch_tokens
 from rollbook.train.model import Model
 from rollbook.train.processes import Processes
 
@@ -100,7 +101,26 @@ class Batches:
         rank, count = self._processes.rank, self._processes.count
         for rows in micro_batches:
             mine = rows[rank::count]
-            yield self._made(mine) if mine else idle(self._made(rows[:1]))
+            if mine:
+                yield from map(self._made, self._cut(mine))
+            else:
+                yield idle(self._made(rows[:1]))
+
+    def _cut(self, rows: Rows) -> list[Rows]:
+        """Rows that go through the model at once: all of them, but on one CPU as many as fit its cache."""
+        if self._processes.are_several or self._processes.device.type != "cpu":
+            return [rows]
+        most = choose_micro_batch_tokens(self._processes.device)
+        parts: list[Rows] = []
+        room = 0
+        for row in rows:
+            tokens = sum(int(self._corpus.lengths[number]) for number in row)
+            if not parts or tokens > room:
+                parts.append([])
+                room = most
+            parts[-1].append(row)
+            room -= tokens
+        return parts
 
     def _made(self, rows: Rows) -> Batch:
         samples: list[Example] = [self._corpus[number] for row in rows for number in row]

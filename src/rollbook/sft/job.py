@@ -73,7 +73,9 @@ def open_job(
     eval_corpus = open_corpus(data.eval, data, chat, cache, log) if data.eval else None
     _check_lengths(corpus, model)
     _check_stop_tokens(corpus, chat, model, settings, log)
-    _check_packing_and_head(corpus, model, settings, processes.device, log)
+    probes = checks.probes([corpus[0], corpus[len(corpus) - 1]])
+    packing = settings.data.packing
+    checks.check_packing_and_head(model, probes, processes.device, packing=packing, log=log)
     epochs = Epochs(settings, corpus, packed=model.packs)
     total_steps = training.max_steps or epochs.steps_for(training.num_train_epochs)
     directory = settings.output_dir(artifacts)
@@ -128,24 +130,3 @@ def _check_stop_tokens(
     if added:
         shown = ", ".join(repr(chat.tokenizer.decode([number])) for number in added)
         log(f"replies end in {shown}: added to the eos_token_id of generation_config.json")
-
-
-def _check_packing_and_head(
-    corpus: Corpus, model: Model, settings: SftSettings, device: torch.device, log: Log
-) -> None:
-    probes = checks.probes([corpus[0], corpus[len(corpus) - 1]])
-    model.use_packing(settings.data.packing != "off")
-    if model.packs:
-        try:
-            problem = checks.packing_keeps_apart(model, probes, device)
-        except torch.OutOfMemoryError:
-            log("packing checked in bfloat16 only (out of memory)")
-            problem = None
-        if problem is not None and settings.data.packing == "on":
-            raise checks.SelfTestError(f"{problem}; set data.packing: off")
-        if problem is not None:
-            log(f"packing is off: {problem}")
-            model.use_packing(False)
-    if not checks.head_matches(model, probes, device):
-        log("using the model's own LM head (it scales, caps or biases the logits)")
-        model.chunks_head = False

@@ -80,7 +80,7 @@ def test_reference_kl_is_the_formula_with_its_advantage_held() -> None:
     (found,) = torch.autograd.grad(made.loss_sum, logprob_N)
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(made.loss_sum, by_hand(given.logprob_N))
-    assert 0 < int((made.facts_N["reason"] == Reason.BAND).sum()) < len(logprob_N)
+    assert 0 < int((made.facts_N["reason"] == Reason.CLIPPED_LOW).sum()) < len(logprob_N)
 
 
 def test_ppo_clips_each_side_by_its_own_bound() -> None:
@@ -101,9 +101,9 @@ def test_ppo_clips_each_side_by_its_own_bound() -> None:
     ("loss", "reasons"),
     [
         # pi - mu: 0.3, 0.3, -0.3, -0.3, 0.15, 0.05; the third and fourth of probability 0.2
-        (Dppo(), [Reason.BAND, 0, 0, Reason.BAND, 0, 0]),
-        (Dppo(mask_low=0.4, mask_high=0.1), [Reason.BAND, 0, 0, 0, Reason.BAND, 0]),
-        (Ipo(), [Reason.BAND] * 5 + [0]),
+        (Dppo(), [Reason.CLIPPED_HIGH, 0, 0, Reason.CLIPPED_LOW, 0, 0]),
+        (Dppo(mask_low=0.4, mask_high=0.1), [Reason.CLIPPED_HIGH, 0, 0, 0, Reason.CLIPPED_HIGH, 0]),
+        (Ipo(), [Reason.CLIPPED_HIGH] * 2 + [Reason.CLIPPED_LOW] * 2 + [Reason.CLIPPED_HIGH, 0]),
     ],
     ids=repr,
 )

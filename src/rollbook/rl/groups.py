@@ -102,6 +102,7 @@ def examples_of(episode: Episode, advantage: float, key: ExampleKey) -> list[Exa
     for part, row in enumerate(token_rows(episode.turns)):
         size = len(row.token_ids)
         columns: dict[str, Any] = {
+            "reward": np.full(size, episode.reward, np.float32),
             "advantage": np.full(size, advantage, np.float32),
             "sampled_logprob": np.full(size, np.nan, np.float32),
             "temperature": np.ones(size, np.float32),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ Column = np.ndarray[Any, Any]
 COLUMNS: Mapping[str, np.generic] = MappingProxyType(
     {
         "weight": np.float32(1.0),  # how much a token counts in the loss and in its denominator
+        "reward": np.float32("nan"),  # of the rollout; no loss reads it, the token export does
         "advantage": np.float32(0.0),
         "sampled_logprob": np.float32("nan"),  # when it was sampled, at `temperature`
         "reference_logprob": np.float32("nan"),
@@ -80,7 +82,20 @@ class Batch(NamedTuple):
     offset_N: Tensor  # and where in it
     columns_N: dict[str, Tensor]  # values of trained tokens only; those of a prompt never travel
     keys: list[ExampleKey | None]
-    real_tokens: int  # without padding
+    lengths: list[int]  # of its examples
+
+    @property
+    def real_tokens(self) -> int:
+        """Without padding; none where nothing of it is trained here."""
+        return sum(self.lengths)
+
+    @property
+    def starts(self) -> list[int]:
+        """Where in the flat tokens each example begins."""
+        if self.forward.boundaries is None:
+            width = self.forward.input_ids.shape[1]
+            return [row * width for row in range(len(self.lengths))]
+        return [0, *accumulate(self.lengths[:-1])] if self.lengths else []
 
     @property
     def allocated_tokens(self) -> int:
@@ -149,7 +164,7 @@ def idle(batch: Batch) -> Batch:
     """The batch without anything to train, for a process that must take part and has no data of its own."""
     none = {name: getattr(batch, name)[:0] for name in ("row_N", "target_N", "example_N", "offset_N")}
     columns = {name: column[:0] for name, column in batch.columns_N.items()}
-    return batch._replace(**none, columns_N=columns, real_tokens=0)
+    return batch._replace(**none, columns_N=columns, keys=[], lengths=[])
 
 
 def with_columns(batch: Batch, names: Sequence[str]) -> Batch:
@@ -238,7 +253,7 @@ def _trained(
         offset_N=_joined(offsets),
         columns_N={name: torch.from_numpy(column) for name, column in columns_N.items()},
         keys=[example.key for example in examples],
-        real_tokens=sum(len(example) for example in examples),
+        lengths=[len(example) for example in examples],
     )
 
 

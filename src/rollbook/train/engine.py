@@ -69,13 +69,13 @@ class Engine:
     def step(
         self, batches: Sequence[Batch], loss: Loss, learning_rate: float, *, seen: Seen = nothing
     ) -> StepOutput:
-        """All processes call it; `seen` is told of every batch with the very tensors that made its loss."""
+        """All processes call it; `seen` is given every batch as it is on the host, and the very tensors that
+        made its loss."""
         self.model.use_dropout(self._dropout)
         counts, columns = self._count(batches)
         tally = Tally()
         for batch in batches:
-            batch = with_columns(batch, columns).to(self.processes.device)
-            self._backward(batch, loss, counts.weight, tally, seen)
+            self._backward(with_columns(batch, columns), loss, counts.weight, tally, seen)
         if not batches:
             self._add_nothing(loss, columns, tally)
         self.processes.sum_gradients(self.optimizer.weights)
@@ -96,13 +96,14 @@ class Engine:
             means=means,
         )
 
-    def _backward(self, batch: Batch, loss: Loss, weight: float, tally: Tally, seen: Seen) -> None:
+    def _backward(self, on_host: Batch, loss: Loss, weight: float, tally: Tally, seen: Seen) -> None:
+        batch = on_host.to(self.processes.device)
         outputs = self.model.outputs(batch, entropy=self._entropy)
         made = loss(LossInputs(outputs.logprob_N, batch.example_N, batch.columns_N))
         torch.autograd.backward(made.loss_sum / (weight or 1.0))
         self.optimizer.accumulate()
         tally.add(made.loss_sum, token_metrics(batch.columns_N, outputs, made))
-        seen(batch, outputs, made)
+        seen(on_host, outputs, made)
 
     def _add_nothing(self, loss: Loss, columns: Sequence[str], tally: Tally) -> None:
         """A process without data takes part in the same sums: the loss names its facts for no tokens."""

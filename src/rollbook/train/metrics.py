@@ -10,7 +10,7 @@ micro-batches and processes and divided once, so how a step is cut changes none 
     logprob_diff       mean, largest (_max), share over 1 (_over_1) and over 5 (_over_5) of |d|
     ratio              mean, _min and _max of the ratio that the loss used
     ess                (sum of ratios)^2 / (tokens x sum of squared ratios): 1 if all are equal
-    kept, clamped      shares of tokens; clipped_high, clipped_low, band: why the others were left out
+    kept, clamped      shares of tokens; clipped_high, clipped_low: by which bound others were left out
 Any other fact of a loss is given as its mean over tokens.
 """
 
@@ -29,7 +29,7 @@ from rollbook.train.losses.base import LOG_RATIO_CAP
 from rollbook.train.processes import Processes
 from rollbook.train.token_math import TokenOutputs
 
-_LEFT_OUT = {"clipped_high": Reason.CLIPPED_HIGH, "clipped_low": Reason.CLIPPED_LOW, "band": Reason.BAND}
+_LEFT_OUT = {"clipped_high": Reason.CLIPPED_HIGH, "clipped_low": Reason.CLIPPED_LOW}
 _SQUARED = "ratio squared"  # only there to make `ess` of
 
 

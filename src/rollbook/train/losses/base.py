@@ -5,7 +5,8 @@ about the loss. A loss of your own is a subclass that you pass to the engine; no
 
 A loss returns a SUM over tokens: the engine divides it by the weight of all trained tokens of the step, which
 is fixed before the loss leaves any out. It also returns the per-token facts it used, detached, so that
-metrics and exports never compute them again.
+metrics and exports never compute them again. Two names mean the same for every loss: `ratio` is the
+importance ratio it used, `reason` the `Reason` of each token.
 """
 
 from __future__ import annotations
@@ -24,17 +25,11 @@ LOG_RATIO_CAP = (
 
 
 class Reason(IntEnum):
-    """Why a token did or did not move the weights. The first ones a loss decides, the others are known
-    before."""
+    """Whether a token moved the weights, and which bound of the loss left it out."""
 
     TRAINED = 0
-    CLIPPED_HIGH = 1
-    CLIPPED_LOW = 2
-    BAND = 3  # the probability moved too far
-    PROMPT = 10
-    ENVIRONMENT = 11
-    TRUNCATED = 12
-    CONSTANT_GROUP = 13
+    CLIPPED_HIGH = 1  # its probability had risen too far
+    CLIPPED_LOW = 2  # its probability had fallen too far
 
 
 class LossInputs(NamedTuple):
@@ -100,6 +95,7 @@ def facts_of(ratio: Ratio, reason_N: Tensor) -> dict[str, Tensor]:
     }
 
 
-def reasons(kept_N: Tensor, why: Reason) -> Tensor:
-    """TRAINED where kept, else `why`."""
-    return torch.where(kept_N, int(Reason.TRAINED), int(why)).to(torch.int8)
+def reasons(high_N: Tensor, low_N: Tensor) -> Tensor:
+    """CLIPPED_HIGH and CLIPPED_LOW where these are true, else TRAINED."""
+    reason_N = torch.where(low_N, int(Reason.CLIPPED_LOW), int(Reason.TRAINED))
+    return torch.where(high_N, int(Reason.CLIPPED_HIGH), reason_N).to(torch.int8)

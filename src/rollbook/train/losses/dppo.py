@@ -18,7 +18,6 @@ from rollbook.train.losses.base import (
     LossInputs,
     LossOutput,
     Ratio,
-    Reason,
     facts_of,
     ratio_of,
     reasons,
@@ -39,8 +38,9 @@ class Dppo(Loss, tag="dppo", frozen=True, kw_only=True):
     def __call__(self, given: LossInputs) -> LossOutput:
         ratio, moved_N = ratio_of(given), moved(given)
         advantage_N = given.column("advantage")
-        left_out_N = torch.where(advantage_N > 0, moved_N > self.mask_high, moved_N < -self.mask_low)
-        return _banded(given, ratio, advantage_N, ~left_out_N, self.kl_tau)
+        rises_N = advantage_N > 0
+        high_N, low_N = rises_N & (moved_N > self.mask_high), ~rises_N & (moved_N < -self.mask_low)
+        return _banded(given, ratio, advantage_N, high_N, low_N, self.kl_tau)
 
 
 class Ipo(Loss, tag="ipo", frozen=True, kw_only=True):
@@ -50,8 +50,9 @@ class Ipo(Loss, tag="ipo", frozen=True, kw_only=True):
     kl_tau: _Positive = 1e-3
 
     def __call__(self, given: LossInputs) -> LossOutput:
-        kept_N = moved(given).abs() <= self.threshold
-        return _banded(given, ratio_of(given), given.column("advantage"), kept_N, self.kl_tau)
+        moved_N = moved(given)
+        high_N, low_N = moved_N > self.threshold, moved_N < -self.threshold
+        return _banded(given, ratio_of(given), given.column("advantage"), high_N, low_N, self.kl_tau)
 
 
 class ReferenceKl(Loss, tag="reference_kl", frozen=True, kw_only=True):
@@ -65,7 +66,8 @@ class ReferenceKl(Loss, tag="reference_kl", frozen=True, kw_only=True):
 
     def __call__(self, given: LossInputs) -> LossOutput:
         advantage_N = given.column("reference_logprob") - given.logprob_N.detach()
-        return _banded(given, ratio_of(given), advantage_N, moved(given) >= -self.mask_low, self.kl_tau)
+        low_N = moved(given) < -self.mask_low
+        return _banded(given, ratio_of(given), advantage_N, torch.zeros_like(low_N), low_N, self.kl_tau)
 
 
 def moved(given: LossInputs) -> Tensor:
@@ -74,9 +76,9 @@ def moved(given: LossInputs) -> Tensor:
 
 
 def _banded(
-    given: LossInputs, ratio: Ratio, advantage_N: Tensor, kept_N: Tensor, kl_tau: float
+    given: LossInputs, ratio: Ratio, advantage_N: Tensor, high_N: Tensor, low_N: Tensor, kl_tau: float
 ) -> LossOutput:
-    gained_N = torch.where(kept_N, -advantage_N * ratio.ratio_N, 0.0)
+    gained_N = torch.where(high_N | low_N, 0.0, -advantage_N * ratio.ratio_N)
     paid_N = kl_tau * ratio.log_N.clamp(-LOG_RATIO_CAP, LOG_RATIO_CAP).square()
-    facts = facts_of(ratio, reasons(kept_N, Reason.BAND)) | {"prob_delta": moved(given)}
+    facts = facts_of(ratio, reasons(high_N, low_N)) | {"prob_delta": moved(given)}
     return LossOutput(weighted_sum(gained_N + paid_N, given), facts)

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 import torch
 
-from rollbook.train.losses.base import Loss, LossInputs, LossOutput, Reason, facts_of, ratio_of, weighted_sum
+from rollbook.train.losses.base import Loss, LossInputs, LossOutput, facts_of, ratio_of, reasons, weighted_sum
 
 
 class PpoClip(Loss, tag="ppo", frozen=True, kw_only=True):
@@ -23,7 +23,7 @@ class PpoClip(Loss, tag="ppo", frozen=True, kw_only=True):
         advantage_N = given.column("advantage")
         free_N = -advantage_N * ratio.ratio_N
         clipped_N = -advantage_N * ratio.ratio_N.clamp(1 - self.clip_low, 1 + self.clip_high)
-        loss_N = torch.where(free_N >= clipped_N, free_N, clipped_N)
-        reason_N = torch.where(advantage_N > 0, int(Reason.CLIPPED_HIGH), int(Reason.CLIPPED_LOW))
-        reason_N = torch.where(free_N >= clipped_N, int(Reason.TRAINED), reason_N).to(torch.int8)
+        is_clipped_N = free_N < clipped_N
+        loss_N = torch.where(is_clipped_N, clipped_N, free_N)
+        reason_N = reasons(is_clipped_N & (advantage_N > 0), is_clipped_N & (advantage_N <= 0))
         return LossOutput(weighted_sum(loss_N, given), facts_of(ratio, reason_N))

@@ -1,0 +1,219 @@
+"""The files of a token export: one per process, and a manifest that says what in them counts.
+
+    token_exports/manifest.jsonl        a line per exported iteration, appended when all processes wrote theirs
+    token_exports/rank_0.jsonl          the records of one process
+    token_exports/rank_0_000010.parquet the same as Parquet: the part that begins with iteration 10
+    token_exports/rank_0_000010.arrows  the part that is still open, an Arrow stream
+
+A file is read up to the `end` of the manifest's last line about it. What stands behind that is being written
+now, or was when the writer was killed; a resume cuts it off.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rollbook.errors import BadFileError, UsageError
+from rollbook.records.atomic import fsync_directory
+from rollbook.records.jsonl import read_lines
+from rollbook.records.record import Record, decode_record
+from rollbook.records.token_settings import TokenExportSettings
+
+SCHEMA_VERSION = 1
+TOKEN_EXPORTS = "token_exports"  # the directory, and the key of run.json that names the manifests
+MANIFEST = "manifest.jsonl"
+PARQUET, STREAM = ".parquet", ".arrows"
+_RANK_FILE = re.compile(r"rank_(\d+)(?:_(\d{6,}))?\.(?:jsonl|parquet|arrows)")
+
+
+class RankPart(msgspec.Struct, kw_only=True):
+    """What one process wrote of an iteration."""
+
+    rank: int
+    file: str | None = None  # beside the manifest; a `.parquet` may still be an `.arrows`
+    records: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    end: int = 0  # bytes of the file after this iteration; of a part that is open, those of the stream
+    error: str | None = None  # why records are missing
+
+
+class ExportedStep(Record, kw_only=True):
+    """A line of the manifest."""
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    attempt: int
+    split: str
+    iteration: int
+    format: str
+    loss: dict[str, Any]
+    columns: list[str]
+    fraction: float
+    sequences: int  # rows that were trained, in all optimiser steps and processes
+    selected: int  # of these, those that were to be written
+    records: int  # and those that were
+    tokens: int
+    trained_tokens: int
+    complete: bool  # every selected one was written
+    ranks: list[RankPart]
+
+    @property
+    def parts(self) -> list[RankPart]:
+        """The same, typed: a record read from a file has mappings."""
+        return [
+            part if isinstance(part, RankPart) else msgspec.convert(part, RankPart) for part in self.ranks
+        ]
+
+
+class ExportFiles(NamedTuple):
+    """Where an export is: a directory, and what every name in it begins with."""
+
+    directory: Path
+    prefix: str = ""
+
+    @property
+    def manifest(self) -> Path:
+        return self.directory / f"{self.prefix}{MANIFEST}"
+
+    def lines_of(self, rank: int) -> Path:
+        """The JSON lines of one process."""
+        return self.directory / f"{self.prefix}rank_{rank}.jsonl"
+
+    def part_of(self, rank: int, iteration: int, ending: str = PARQUET) -> Path:
+        """The part of one process that begins with an iteration."""
+        return self.directory / f"{self.prefix}rank_{rank}_{iteration:06d}{ending}"
+
+    def data_files(self) -> list[tuple[int, int | None, Path]]:
+        """(process, first iteration of a part, path) of every file here that holds records."""
+        if not self.directory.is_dir():
+            return []
+        found = []
+        for path in sorted(self.directory.iterdir()):
+            match = _RANK_FILE.fullmatch(path.name.removeprefix(self.prefix))
+            if match and path.name.startswith(self.prefix):
+                found.append((int(match[1]), None if match[2] is None else int(match[2]), path))
+        return found
+
+
+def export_files(root: Path, settings: TokenExportSettings) -> ExportFiles:
+    """`a/x.jsonl` stands for files called `a/x_rank_N.jsonl`, a path without an ending for a directory."""
+    if settings.path is None:
+        return ExportFiles(root / TOKEN_EXPORTS)
+    path = root / Path(settings.path).expanduser()  # an absolute one stays as it is
+    if not path.suffix:
+        return ExportFiles(path)
+    if path.suffix != f".{settings.format}":
+        raise UsageError(
+            f"token_export.path {settings.path!r} does not end in .{settings.format}; set format as well, or "
+            "name a directory"
+        )
+    return ExportFiles(path.parent, f"{path.stem}_")
+
+
+def files_of_manifest(manifest: Path) -> ExportFiles:
+    return ExportFiles(manifest.parent, manifest.name.removesuffix(MANIFEST))
+
+
+def read_manifest(path: Path, *, before: int | None = None) -> Iterator[ExportedStep]:
+    """The lines, or only those of the iterations before one; a missing file holds none."""
+    if not path.exists():
+        return
+    for line in read_lines(path):
+        step = decode_record(path, line, ExportedStep)
+        if step.schema_version > SCHEMA_VERSION:
+            raise BadFileError(
+                path,
+                f"line {line.number} has schema_version {step.schema_version}, and this Rollbook knows "
+                f"{SCHEMA_VERSION}; read it with a newer one",
+            )
+        if before is None or step.iteration < before:
+            yield step
+
+
+class Committed(NamedTuple):
+    """A file that holds records, and how much of it counts; None for a part that is closed."""
+
+    path: Path
+    rank: int
+    end: int | None
+
+
+def committed_files(manifest: Path) -> list[Committed]:
+    """Every file that the manifest names, as it stands on the disk. One that is missing has its final name."""
+    ends: dict[tuple[int, str], int] = {}
+    for step in read_manifest(manifest):
+        for part in step.parts:
+            if part.file is not None:
+                ends[part.rank, part.file] = part.end
+    found = []
+    for (rank, name), end in sorted(ends.items()):
+        path = manifest.with_name(name)
+        if path.suffix != PARQUET:
+            found.append(Committed(path, rank, end))
+        elif path.exists() or not path.with_suffix(STREAM).exists():
+            found.append(Committed(path, rank, None))
+        else:
+            found.append(Committed(path.with_suffix(STREAM), rank, end))
+    return found
+
+
+def rewind(files: ExportFiles, *, run_id: str, iteration: int) -> None:
+    """Take an export back to where iteration `iteration` is the next one.
+
+    What is cut off is written again by the iterations that are run again. Only the process that writes the
+    manifest may call it, before the others open their files.
+    """
+    kept: dict[str, int] = {}
+    for step in read_manifest(files.manifest):
+        if step.run_id != run_id:
+            raise UsageError(
+                f"{files.manifest} belongs to the run {step.run_id}; set token_export.path to another place, "
+                "or move the old export away"
+            )
+        if step.iteration < iteration:
+            kept |= {part.file: part.end for part in step.parts if part.file is not None}
+    for _, _, path in files.data_files():
+        _rewind_file(files, path, kept)
+    _cut_manifest(files.manifest, iteration)
+
+
+def _rewind_file(files: ExportFiles, path: Path, kept: dict[str, int]) -> None:
+    final = path.with_suffix(PARQUET) if path.suffix == STREAM else path
+    end = kept.get(final.name)
+    if end is None or (path.suffix == STREAM and final.exists()):
+        path.unlink()
+        fsync_directory(files.directory)
+    elif path.suffix != PARQUET:
+        cut(path, end)
+
+
+def cut(path: Path, length: int) -> None:
+    size = path.stat().st_size
+    if size < length:
+        raise BadFileError(
+            path,
+            f"is {size} bytes long, but its manifest counts {length}; records are missing. Restore the file, "
+            "or move the export away to begin a new one",
+        )
+    if size > length:
+        with path.open("r+b") as file:
+            file.truncate(length)
+            os.fsync(file.fileno())
+
+
+def _cut_manifest(path: Path, iteration: int) -> None:
+    if not path.exists():
+        return
+    end = 0
+    for line in read_lines(path):
+        if decode_record(path, line, ExportedStep).iteration >= iteration:
+            break
+        end = line.end
+    cut(path, end)

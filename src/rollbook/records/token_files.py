@@ -1,6 +1,6 @@
 """The files of a token export: one per process, and a manifest that says what in them counts.
 
-    token_exports/manifest.jsonl        a line per exported iteration, appended when all processes wrote theirs
+    token_exports/manifest.jsonl        a line per exported iteration, when all processes have written theirs
     token_exports/rank_0.jsonl          the records of one process
     token_exports/rank_0_000010.parquet the same as Parquet: the part that begins with iteration 10
     token_exports/rank_0_000010.arrows  the part that is still open, an Arrow stream
@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from rollbook.errors import BadFileError, UsageError
-from rollbook.records.atomic import fsync_directory
 from rollbook.records.jsonl import read_lines
 from rollbook.records.record import Record, decode_record
 from rollbook.records.token_settings import TokenExportSettings
@@ -52,6 +51,7 @@ class ExportedStep(Record, kw_only=True):
     attempt: int
     split: str
     iteration: int
+    batch: int  # a checkpoint of this batch or a later one contains it
     format: str
     loss: dict[str, Any]
     columns: list[str]
@@ -63,13 +63,6 @@ class ExportedStep(Record, kw_only=True):
     trained_tokens: int
     complete: bool  # every selected one was written
     ranks: list[RankPart]
-
-    @property
-    def parts(self) -> list[RankPart]:
-        """The same, typed: a record read from a file has mappings."""
-        return [
-            part if isinstance(part, RankPart) else msgspec.convert(part, RankPart) for part in self.ranks
-        ]
 
 
 class ExportFiles(NamedTuple):
@@ -121,8 +114,8 @@ def files_of_manifest(manifest: Path) -> ExportFiles:
     return ExportFiles(manifest.parent, manifest.name.removesuffix(MANIFEST))
 
 
-def read_manifest(path: Path, *, before: int | None = None) -> Iterator[ExportedStep]:
-    """The lines, or only those of the iterations before one; a missing file holds none."""
+def read_manifest(path: Path) -> Iterator[ExportedStep]:
+    """The lines; a missing file holds none."""
     if not path.exists():
         return
     for line in read_lines(path):
@@ -133,8 +126,7 @@ def read_manifest(path: Path, *, before: int | None = None) -> Iterator[Exported
                 f"line {line.number} has schema_version {step.schema_version}, and this Rollbook knows "
                 f"{SCHEMA_VERSION}; read it with a newer one",
             )
-        if before is None or step.iteration < before:
-            yield step
+        yield step
 
 
 class Committed(NamedTuple):
@@ -146,10 +138,10 @@ class Committed(NamedTuple):
 
 
 def committed_files(manifest: Path) -> list[Committed]:
-    """Every file that the manifest names, as it stands on the disk. One that is missing has its final name."""
+    """Every file that the manifest names, as it is on the disk; a missing one with its final name."""
     ends: dict[tuple[int, str], int] = {}
     for step in read_manifest(manifest):
-        for part in step.parts:
+        for part in step.ranks:
             if part.file is not None:
                 ends[part.rank, part.file] = part.end
     found = []
@@ -164,37 +156,46 @@ def committed_files(manifest: Path) -> list[Committed]:
     return found
 
 
-def rewind(files: ExportFiles, *, run_id: str, iteration: int) -> None:
-    """Take an export back to where iteration `iteration` is the next one.
-
-    What is cut off is written again by the iterations that are run again. Only the process that writes the
-    manifest may call it, before the others open their files.
-    """
-    kept: dict[str, int] = {}
+def refuse_foreign(files: ExportFiles, *, run_id: str) -> None:
+    """Raise where the files of another run, or of another program, stand in the way."""
     for step in read_manifest(files.manifest):
         if step.run_id != run_id:
             raise UsageError(
                 f"{files.manifest} belongs to the run {step.run_id}; set token_export.path to another place, "
                 "or move the old export away"
             )
-        if step.iteration < iteration:
-            kept |= {part.file: part.end for part in step.parts if part.file is not None}
+    if not files.manifest.exists() and (found := files.data_files()):
+        raise UsageError(
+            f"{found[0][2]} is there already and belongs to no run of Rollbook; set token_export.path to "
+            "another place, or move it away"
+        )
+
+
+def rewind(files: ExportFiles, *, batch: int, displace: Callable[[Path], None]) -> None:
+    """Take an export back to where a checkpoint of this batch was saved.
+
+    What is cut off is written again by the iterations that are run again; files of which nothing is left are
+    given to `displace`. Only the process that writes the manifest may call it, before the others open theirs.
+    """
+    kept: dict[str, int] = {}
+    manifest_end = 0
+    for line in read_lines(files.manifest) if files.manifest.exists() else ():
+        step = decode_record(files.manifest, line, ExportedStep)
+        if step.batch > batch:
+            break
+        kept |= {part.file: part.end for part in step.ranks if part.file is not None}
+        manifest_end = line.end
     for _, _, path in files.data_files():
-        _rewind_file(files, path, kept)
-    _cut_manifest(files.manifest, iteration)
+        final = path.with_suffix(PARQUET) if path.suffix == STREAM else path
+        if final.name not in kept or (path.suffix == STREAM and final.exists()):
+            displace(path)
+        elif path.suffix != PARQUET:
+            _cut(path, kept[final.name])
+    if files.manifest.exists():
+        _cut(files.manifest, manifest_end)
 
 
-def _rewind_file(files: ExportFiles, path: Path, kept: dict[str, int]) -> None:
-    final = path.with_suffix(PARQUET) if path.suffix == STREAM else path
-    end = kept.get(final.name)
-    if end is None or (path.suffix == STREAM and final.exists()):
-        path.unlink()
-        fsync_directory(files.directory)
-    elif path.suffix != PARQUET:
-        cut(path, end)
-
-
-def cut(path: Path, length: int) -> None:
+def _cut(path: Path, length: int) -> None:
     size = path.stat().st_size
     if size < length:
         raise BadFileError(
@@ -206,14 +207,3 @@ def cut(path: Path, length: int) -> None:
         with path.open("r+b") as file:
             file.truncate(length)
             os.fsync(file.fileno())
-
-
-def _cut_manifest(path: Path, iteration: int) -> None:
-    if not path.exists():
-        return
-    end = 0
-    for line in read_lines(path):
-        if decode_record(path, line, ExportedStep).iteration >= iteration:
-            break
-        end = line.end
-    cut(path, end)

@@ -11,9 +11,8 @@ now, or was when the writer was killed; a resume cuts it off.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,39 +170,29 @@ def refuse_foreign(files: ExportFiles, *, run_id: str) -> None:
         )
 
 
-def rewind(files: ExportFiles, *, batch: int, displace: Callable[[Path], None]) -> None:
-    """Take an export back to where a checkpoint of this batch was saved.
+class RewindPlan(NamedTuple):
+    """How an export goes back to a checkpoint: what is cut to which length, and what is left out whole."""
 
-    What is cut off is written again by the iterations that are run again; files of which nothing is left are
-    given to `displace`. Only the process that writes the manifest may call it, before the others open theirs.
-    """
+    lengths: dict[Path, int]
+    dropped: list[Path]
+
+
+def plan_rewind(files: ExportFiles, *, batch: int) -> RewindPlan:
+    """Back to a checkpoint of this batch; what is left out is written again by the iterations to come."""
     kept: dict[str, int] = {}
-    manifest_end = 0
-    for line in read_lines(files.manifest) if files.manifest.exists() else ():
-        step = decode_record(files.manifest, line, ExportedStep)
-        if step.batch > batch:
-            break
-        kept |= {part.file: part.end for part in step.ranks if part.file is not None}
-        manifest_end = line.end
+    plan = RewindPlan({}, [])
+    if files.manifest.exists():
+        plan.lengths[files.manifest] = 0
+        for line in read_lines(files.manifest):
+            step = decode_record(files.manifest, line, ExportedStep)
+            if step.batch > batch:
+                break
+            kept |= {part.file: part.end for part in step.ranks if part.file is not None}
+            plan.lengths[files.manifest] = line.end
     for _, _, path in files.data_files():
         final = path.with_suffix(PARQUET) if path.suffix == STREAM else path
         if final.name not in kept or (path.suffix == STREAM and final.exists()):
-            displace(path)
+            plan.dropped.append(path)
         elif path.suffix != PARQUET:
-            _cut(path, kept[final.name])
-    if files.manifest.exists():
-        _cut(files.manifest, manifest_end)
-
-
-def _cut(path: Path, length: int) -> None:
-    size = path.stat().st_size
-    if size < length:
-        raise BadFileError(
-            path,
-            f"is {size} bytes long, but its manifest counts {length}; records are missing. Restore the file, "
-            "or move the export away to begin a new one",
-        )
-    if size > length:
-        with path.open("r+b") as file:
-            file.truncate(length)
-            os.fsync(file.fileno())
+            plan.lengths[path] = kept[final.name]
+    return plan

@@ -32,6 +32,11 @@ class Clock:
         finally:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - began
 
+    def add(self, stage: str, seconds: float) -> None:
+        """Seconds that were measured elsewhere; a stage that took none is not there."""
+        if seconds:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+
     def without(self, stage: str) -> float:
         """Seconds since the beginning but for those of one stage."""
         return time.perf_counter() - self._began - self.seconds.get(stage, 0.0)

@@ -17,6 +17,7 @@ from rollbook.records.checkpoints import CheckpointRecord, is_complete, newest_c
 from rollbook.records.config import read_config
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.layout import RunFiles
+from rollbook.records.token_files import export_files
 from rollbook.rl.console import Console
 from rollbook.rl.player import Player
 from rollbook.rl.schedule import Schedule
@@ -31,6 +32,7 @@ from rollbook.samplers.local import LocalPolicy
 from rollbook.samplers.sampling import Sampling
 from rollbook.train.checks import check_packing_and_head, random_probes
 from rollbook.train.engine import Engine
+from rollbook.train.export import NoTokenExport, RunIdentity, open_export
 from rollbook.train.loading import DTYPES, load_model
 from rollbook.train.machine import choose_micro_batch_tokens, choose_threads
 from rollbook.train.model import Model
@@ -78,6 +80,7 @@ class Job(NamedTuple):
     watch: Watch
     console: Console
     stalls: JsonlWriter
+    export: NoTokenExport
     stop: StopSignals
     history: dict[str, dict[int, float]]  # by metric and iteration: the rewards so far
     sample_seconds: list[float]
@@ -235,6 +238,7 @@ def open_job(
             watch=Watch(len(trainer.model.tokenizer)),
             console=Console(log, total=settings.iterations, samples_every=settings.samples_every),
             stalls=run.append_log("stalls.jsonl"),
+            export=opened.enter_context(open_first_export(settings, run, trainer)),
             stop=stop,
             history=defaultdict(dict),
             sample_seconds=[],
@@ -243,6 +247,30 @@ def open_job(
             job.note(int(row["step"]), row)
             job.watch.look(row)
         yield job
+
+
+def open_first_export(settings: RlSettings, run: Run, trainer: Trainer) -> NoTokenExport:
+    """The export of the process that writes the run, which tells the others whose run it is."""
+    identity = RunIdentity(run.id, run.attempt)
+    export = open_export_of(settings, trainer, identity, alert=run.alert)
+    if settings.trainer.token_export is not None:
+        run.add_token_export(export_files(run.files.root, settings.trainer.token_export).manifest)
+    trainer.processes.scatter([identity] * trainer.processes.count)
+    return export
+
+
+def open_export_of(
+    settings: RlSettings,
+    trainer: Trainer,
+    identity: RunIdentity | None,
+    alert: Callable[[str, str], None] = lambda _title, _text: None,
+) -> NoTokenExport:
+    """The token export of this process, or one that is off."""
+    root = Path(settings.log_path).expanduser().absolute()
+    on = settings.trainer.token_export if identity is not None else None
+    return open_export(
+        on, root, identity, trainer.model.tokenizer, trainer.processes, seed=settings.seed, alert=alert
+    )
 
 
 def open_policy(settings: RlSettings, model: Model) -> LocalPolicy:

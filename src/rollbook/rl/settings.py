@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from rollbook.errors import UsageError
+from rollbook.records.token_settings import TrainerSettings, with_token_export
 from rollbook.rl import advantages
 from rollbook.rollouts.retry import RetrySettings
 from rollbook.runs.settings import merge, parse_words, read_yaml, refuse_unknown, typed
@@ -28,7 +29,7 @@ _OURS = ("name", "as", "weight", "tasks", "system", "max_turns")
 # Settings that a resumed run may change; any other difference is refused.
 MAY_CHANGE = frozenset(
     {"iterations", "save_every", "save_total_limit", "evals", "num_groups_to_log", "samples_every",
-     "on_alert", "trackers", "stall_after_s", "log_path", "name"}
+     "on_alert", "trackers", "trainer", "stall_after_s", "log_path", "name"}
 )  # fmt: skip
 
 
@@ -111,6 +112,7 @@ class RlSettings(msgspec.Struct, kw_only=True, frozen=True):
     episode_timeout_s: Positive | None = None
     stall_after_s: Positive | None = None  # by default five times the median time of sampling
     trackers: Any = None
+    trainer: TrainerSettings = TrainerSettings()  # the token export is here
     processes: Count = 1
     micro_batch_tokens: CountOrNone = None  # chosen for the machine by default
     threads: CountOrNone = None  # the same
@@ -131,7 +133,7 @@ def load_settings(config: Path | Mapping[str, Any], words: Sequence[str] = ()) -
     """
     named = str(config) if isinstance(config, Path) else "the settings"
     values = dict(read_yaml(config)) if isinstance(config, Path) else dict(config)
-    values = merge(values, parse_words(words))
+    values = with_token_export(merge(values, parse_words(words)))
     for key in ("meta_info", "runtime_info"):  # blocks of a config that results are handed over in
         values.pop(key, None)
     if "loss_fn" in values:  # tinker's name for it

@@ -7,7 +7,7 @@ replay makes the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,9 @@ from rollbook.rl.opening import Trainer
 from rollbook.rl.settings import RlSettings
 from rollbook.train.batch import Batch, Example
 from rollbook.train.engine import StepOutput
+from rollbook.train.export import NoTokenExport
 from rollbook.train.schedule import learning_rate
+from rollbook.train.token_records import Noted
 
 NOISE_FLOOR_EVERY = 10  # iterations
 
@@ -29,11 +31,18 @@ class Share(NamedTuple):
 
     iteration: int
     steps: list[list[Batch]]
+    notes: dict[int, Noted]  # by group: what the token export says of it
 
 
-def plan_steps(trainer: Trainer, settings: RlSettings, examples: Sequence[Example], i: int) -> list[Share]:
+def plan_steps(
+    trainer: Trainer,
+    settings: RlSettings,
+    examples: Sequence[Example],
+    i: int,
+    notes: Mapping[int, Noted] | None = None,
+) -> list[Share]:
     """The share of each process. All shares have the same number of steps, some perhaps without a batch."""
-    shares = [Share(i, []) for _ in range(trainer.processes.count)]
+    shares = [Share(i, [], dict(notes or {})) for _ in range(trainer.processes.count)]
     for chunk in minibatches(examples, settings, i):
         for share, mine in zip(shares, deal(chunk, len(shares)), strict=True):
             longest = max(map(len, mine), default=0)
@@ -42,17 +51,35 @@ def plan_steps(trainer: Trainer, settings: RlSettings, examples: Sequence[Exampl
     return shares
 
 
-def take_steps(trainer: Trainer, settings: RlSettings, share: Share | None) -> list[StepOutput]:
+def take_steps(
+    trainer: Trainer, settings: RlSettings, share: Share | None, export: NoTokenExport
+) -> list[StepOutput]:
     if share is None:
         return []
     rate = rate_of(settings, share.iteration)
-    return [trainer.engine.step(batches, settings.loss, rate) for batches in share.steps]
+    return [
+        trainer.engine.step(
+            batches, settings.loss, rate, seen=export.seen(share.iteration, number, share.notes)
+        )
+        for number, batches in enumerate(share.steps)
+    ]
 
 
-def assist(trainer: Trainer, settings: RlSettings) -> None:
+def finish_export(settings: RlSettings, export: NoTokenExport, i: int) -> float:
+    """Commit what was exported of an iteration; returns the seconds that the export took."""
+    return export.commit(i, settings.loss, batch=i + 1, ends_part=is_saved_after(settings, i))
+
+
+def is_saved_after(settings: RlSettings, i: int) -> bool:
+    """Whether a checkpoint follows iteration i, unless the run is stopped before."""
+    return (i + 1) % settings.save_every == 0 or i + 1 == settings.iterations
+
+
+def assist(trainer: Trainer, settings: RlSettings, export: NoTokenExport) -> None:
     """What every process but the first does: train what it is sent, until nothing more comes."""
     while (share := trainer.processes.scatter(None)) is not None:
-        take_steps(trainer, settings, share)
+        take_steps(trainer, settings, share, export)
+        finish_export(settings, export, share.iteration)
 
 
 def minibatches(examples: Sequence[Example], settings: RlSettings, i: int) -> list[list[Example]]:

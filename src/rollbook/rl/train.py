@@ -19,7 +19,7 @@ from rollbook.records.iterations import IterationRecord
 from rollbook.records.plain import encode
 from rollbook.rl import metrics
 from rollbook.rl.groups import Selection, select
-from rollbook.rl.opening import Job, Log, open_job, open_trainer, settle
+from rollbook.rl.opening import Job, Log, open_export_of, open_job, open_trainer, settle
 from rollbook.rl.player import GroupPlan, Played, Waiting
 from rollbook.rl.saving import save
 from rollbook.rl.schedule import Schedule
@@ -28,6 +28,8 @@ from rollbook.rl.steps import (
     NOISE_FLOOR_EVERY,
     Share,
     assist,
+    finish_export,
+    is_saved_after,
     noise_floor,
     plan_steps,
     rate_of,
@@ -41,6 +43,7 @@ from rollbook.samplers.local import LocalPolicy
 from rollbook.train.engine import StepOutput
 from rollbook.train.processes import Processes
 from rollbook.train.state import weights_digest
+from rollbook.train.token_records import Noted
 
 _STALL_FACTOR, _LEAST_STALL_S, _FIRST_STALL_S = 5.0, 30.0, 300.0
 
@@ -65,13 +68,16 @@ def run_iteration(job: Job, i: int) -> None:
             advantage=settings.advantage,
             truncated=settings.truncated,
         )
-        plan = plan_steps(job.trainer, settings, selection.examples, i)
+        plan = plan_steps(job.trainer, settings, selection.examples, i, notes_of(plans))
     with clock("train"):
         floor = noise_floor(job.trainer, selection.examples) if i % NOISE_FLOOR_EVERY == 0 else {}
-        steps = take_steps(job.trainer, settings, job.trainer.processes.scatter(plan))
+        share = job.trainer.processes.scatter(plan)
+        steps = take_steps(job.trainer, settings, share, job.export)
     with clock("sync"):
         values |= job.policy.update(version=i + 1)
-    run.finish_iteration(iteration_record(job, i, played, selection, plan, steps))
+    record = iteration_record(job, i, played, selection, plan, steps)
+    clock.add("token_export", finish_export(settings, job.export, i))
+    run.finish_iteration(record)
     values |= log.metrics() | floor
     values |= metrics.of_sampling(played.groups, selection)
     values |= metrics.of_training(steps, rate_of(settings, i)) | clock.metrics()
@@ -81,7 +87,7 @@ def run_iteration(job: Job, i: int) -> None:
     job.sample_seconds.append(clock.seconds["sample"])
     job.note(i, values)
     report_findings(job, i, values)
-    if (i + 1) % settings.save_every == 0 or i + 1 == settings.iterations or job.stop.asked:
+    if is_saved_after(settings, i) or job.stop.asked:
         save(job, i + 1)
 
 
@@ -95,6 +101,11 @@ def plans_of(settings: RlSettings, pools: Sequence[TaskPool], schedule: Schedule
         task, turns = pool.task(draw.task), pool.settings.max_turns
         plans.append(GroupPlan(group_idx, task, settings.group_size, seed, pool.make, turns, (label,)))
     return plans
+
+
+def notes_of(plans: Sequence[GroupPlan]) -> dict[int, Noted]:
+    """What the token export says of each group."""
+    return {plan.group_idx: Noted(plan.task.id, plan.tags[0]) for plan in plans}
 
 
 def run_evals(job: Job, i: int, clock: metrics.Clock, *, is_last: bool = False) -> dict[str, float]:
@@ -194,7 +205,8 @@ def train(settings: RlSettings, *, resume: bool | str = False, log: Log = print)
         start = settle(settings, resume)
         settings, trainer = open_trainer(start, processes, log if processes.is_first else _silent)
         if not processes.is_first:
-            assist(trainer, settings)
+            with open_export_of(settings, trainer, processes.scatter(None)) as export:
+                assist(trainer, settings, export)
             return RlResult(Path(settings.log_path), None, settings.iterations, None, {})
         with (
             StopSignals("saving after this iteration") as stop,

@@ -20,6 +20,7 @@ from rollbook.records.complete import FileFacts, file_facts, remove_unfinished
 from rollbook.records.iterations import read_iterations
 from rollbook.records.layout import RunFiles, is_iteration_file
 from rollbook.records.run_info import RunInfo
+from rollbook.records.token_files import TOKEN_EXPORTS, files_of_manifest, plan_rewind
 from rollbook.runs.run_logs import log_paths
 
 _COPY_CHUNK = 1 << 20
@@ -41,6 +42,7 @@ def rewind(files: RunFiles, info: RunInfo, to: StoredCheckpoint | None) -> None:
     logs = {path.relative_to(files.root).as_posix() for path in log_paths(files, info)}
     for name in sorted(logs | {name for name in lengths if not is_iteration_file(name)}):
         _cut(files.root / name, lengths.get(name, 0), files, keep)
+    _rewind_exports(files, info, record, keep)
     _drop_later_checkpoints(files, record, keep)
     _cut(files.checkpoints, to.end if to else 0, files, keep)
     fsync_directory(files.root)
@@ -66,6 +68,19 @@ def _drop_later_iterations(
         path = files.root / name
         if not path.exists() or path.stat().st_size != facts.bytes:
             _bring_back(path, facts, files, keep)
+
+
+def _rewind_exports(files: RunFiles, info: RunInfo, record: CheckpointRecord | None, keep: Path) -> None:
+    """Take token exports back too. Of one outside of the run directory nothing is kept aside."""
+    for name in info.extra.get(TOKEN_EXPORTS) or ():
+        plan = plan_rewind(files_of_manifest(files.root / name), batch=(record and record.batch) or 0)
+        for path, length in plan.lengths.items():
+            _cut(path, length, files, keep if path.is_relative_to(files.root) else None)
+        for path in plan.dropped:
+            if path.is_relative_to(files.root):
+                set_aside(path, files, keep)
+            else:
+                path.unlink()
 
 
 def _bring_back(path: Path, facts: FileFacts, files: RunFiles, keep: Path) -> None:
@@ -113,7 +128,7 @@ def set_aside(path: Path, files: RunFiles, keep: Path) -> None:
         path.parent.rmdir()
 
 
-def _cut(path: Path, length: int, files: RunFiles, keep: Path) -> None:
+def _cut(path: Path, length: int, files: RunFiles, keep: Path | None) -> None:
     size = path.stat().st_size if path.exists() else 0
     if size < length:
         raise BadFileError(
@@ -124,9 +139,10 @@ def _cut(path: Path, length: int, files: RunFiles, keep: Path) -> None:
     if size == length:
         return
     with path.open("r+b") as log:
-        # The offset in the name: a second rewind to an older place must not overwrite this tail.
-        relative = path.relative_to(files.root)
-        _copy_tail(path, length, keep / relative.with_name(f"{path.name}.from_byte_{length}"))
+        if keep is not None:
+            # The offset in the name: a second rewind to an older place must not overwrite this tail.
+            relative = path.relative_to(files.root)
+            _copy_tail(path, length, keep / relative.with_name(f"{path.name}.from_byte_{length}"))
         log.truncate(length)
         os.fsync(log.fileno())
 

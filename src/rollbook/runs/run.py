@@ -42,6 +42,7 @@ from rollbook.records.plain import utc_now
 from rollbook.records.redact import redact_text
 from rollbook.records.rollouts import describe_error
 from rollbook.records.run_info import write_run_info
+from rollbook.records.token_files import TOKEN_EXPORTS
 from rollbook.runs.announce import End, enter_history, is_supervised, write_output_dir_note
 from rollbook.runs.finished import FinishedIterations
 from rollbook.runs.random_state import RANDOM_STATE, encode_random_state, read_random_state
@@ -198,6 +199,15 @@ class Run:
         """
         self._refuse_if_closed()
         return self._logs.append_log(name)
+
+    def add_token_export(self, manifest: Path) -> None:
+        """Note in run.json where the run exports its tokens; a resume takes the export back with the logs."""
+        root = self.files.root
+        name = str(manifest.relative_to(root) if manifest.is_relative_to(root) else manifest)
+        known = self.info.extra.get(TOKEN_EXPORTS) or []
+        if name not in known:
+            self.info.extra[TOKEN_EXPORTS] = [*known, name]
+            write_run_info(self.files.run, self.info)
 
     def finish_iteration(self, record: IterationRecord) -> None:
         """Note in iterations.jsonl that an iteration or evaluation is complete, and what became of it.

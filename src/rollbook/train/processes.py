@@ -67,6 +67,14 @@ class Processes:
         dist.scatter_object_list(received, list(shares) if self.is_first and shares else None, src=0)
         return received[0]
 
+    def gather(self, value: T) -> list[T] | None:
+        """The values of all processes, first to last; None for all processes but the first."""
+        if not self.are_several:
+            return [value]
+        gathered: list[T | None] = [None] * self.count
+        dist.gather_object(value, gathered if self.is_first else None, dst=0)
+        return [item for item in gathered if item is not None] if self.is_first else None
+
     def any(self, flag: bool) -> bool:
         return self.sum(float(flag)) > 0
 

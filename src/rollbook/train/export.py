@@ -1,0 +1,314 @@
+"""The token export: what the trainer saw and did for every token, written beside the training.
+
+    export = open_export(settings, ...)                       # or an export that is off: the same methods
+    engine.step(batches, loss, rate, seen=export.seen(iteration, step))
+    export.commit(iteration, ...)                        # waits for the writer, then a line of the manifest
+
+`seen` is given the very tensors that made the loss, copies them to the host once and returns; a thread makes
+records of them. The queue between the two is bounded, so a slow disk slows the loop down and never fills the
+memory. A full disk ends the export with an alert, not the run; any other error of the writer is raised here.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import msgspec
+import torch
+from torch import Tensor
+
+from rollbook.errors import RollbookError, WriteError
+from rollbook.records.identity import derive_seed
+from rollbook.records.jsonl import JsonlWriter
+from rollbook.records.token_files import ExportedStep, RankPart, export_files, refuse_foreign
+from rollbook.records.token_settings import COLUMNS, TokenExportSettings
+from rollbook.records.token_writers import TokenWriter, open_token_writer
+from rollbook.train.batch import Batch
+from rollbook.train.engine import Seen, nothing
+from rollbook.train.losses import Loss, LossOutput
+from rollbook.train.processes import Processes
+from rollbook.train.token_math import TokenOutputs
+from rollbook.train.token_records import Noted, SeenBatch, records_of
+from rollbook.train.token_text import TokenText
+
+_WAITING = 8  # micro-batches between the loop and the writer
+_CLOSE = None  # what ends the writer's thread
+
+Alert = Callable[[str, str], None]
+_Item = tuple[SeenBatch, Any, Mapping[int, Noted]]  # the second: the event of a copy that is under way
+
+
+class RunIdentity(NamedTuple):
+    """What the first process knows of the run, and the others are told."""
+
+    run_id: str
+    attempt: int
+    split: str = "train"
+
+
+class NoTokenExport:
+    """The export that is off."""
+
+    def seen(self, iteration: int, step: int, notes: Mapping[int, Noted] | None = None) -> Seen:
+        return nothing
+
+    def commit(self, iteration: int, loss: Loss, *, batch: int, ends_part: bool = False) -> float:
+        """Finish an iteration; returns the seconds that the loop has spent on its export."""
+        return 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+class TokenExport(NoTokenExport):
+    def __init__(
+        self,
+        settings: TokenExportSettings,
+        root: Path,
+        identity: RunIdentity,
+        tokenizer: Any,
+        processes: Processes,
+        *,
+        seed: int,
+        alert: Alert,
+    ) -> None:
+        self._settings, self._identity, self._processes = settings, identity, processes
+        self._seed, self._alert = seed, alert
+        self._files = export_files(root, settings)
+        self._manifest = self._open_manifest() if processes.is_first else None
+        self._text = TokenText(tokenizer)
+        self._seconds = 0.0
+        self._micro_step = self._sequences = self._selected = 0
+        self._part = RankPart(rank=processes.rank)  # of this iteration so far; the writer's to change
+        self._writer: TokenWriter | None = None
+        self._buffers = HostBuffers()
+        self._queue: queue.Queue[_Item | None] = queue.Queue(_WAITING)
+        self._error: BaseException | None = None  # of the writer, to be raised in the loop
+        self._stopped: str | None = None  # why nothing is written any more
+        self._is_told = False
+        self._thread = threading.Thread(target=self._write_all, name="rollbook-token-export", daemon=True)
+        self._thread.start()
+
+    def seen(self, iteration: int, step: int, notes: Mapping[int, Noted] | None = None) -> Seen:
+        if iteration % self._settings.every:
+            return nothing
+
+        def take(batch: Batch, outputs: TokenOutputs, loss: LossOutput) -> None:
+            began = time.perf_counter()
+            self._raise_error()
+            chosen = [place for place in range(len(batch.keys)) if self._is_chosen(batch, place, iteration)]
+            self._sequences += len(batch.keys)
+            self._selected += len(chosen)
+            if chosen:
+                values = _quantities(outputs, loss)
+                host_QN, copied = self._buffers.copy(torch.stack([row.float() for row in values.values()]))
+                rows = {name: number for number, name in enumerate(values)}
+                seen = SeenBatch(iteration, step, self._micro_step, batch, chosen, rows, host_QN)
+                self._queue.put((seen, copied, notes or {}))
+            self._micro_step += 1
+            self._seconds += time.perf_counter() - began
+
+        return take
+
+    def commit(self, iteration: int, loss: Loss, *, batch: int, ends_part: bool = False) -> float:
+        began = time.perf_counter()
+        if iteration % self._settings.every == 0:
+            self._wait()
+            self._synced()
+            own = (self._part, self._sequences, self._selected)
+            gathered = self._processes.gather(own)
+            if gathered is not None:
+                self._append(iteration, batch, loss, gathered)
+            self._part = RankPart(rank=self._processes.rank)
+            self._micro_step = self._sequences = self._selected = 0
+        if ends_part:
+            self._guarded(self._end_part)
+        spent = self._seconds + time.perf_counter() - began
+        self._seconds = 0.0
+        return spent
+
+    def __exit__(self, *_: object) -> None:
+        self._queue.put(_CLOSE)
+        self._thread.join()
+        self._guarded(self._close)
+        if self._manifest is not None:
+            self._manifest.close()
+
+    def _open_manifest(self) -> JsonlWriter:
+        """The manifest is there before any other file: it says whose they are."""
+        refuse_foreign(self._files, run_id=self._identity.run_id)
+        return JsonlWriter(self._files.manifest, check=False)
+
+    def _is_chosen(self, batch: Batch, place: int, iteration: int) -> bool:
+        if self._settings.fraction >= 1:
+            return True
+        key = batch.keys[place]
+        places: tuple[str | int, ...] = (iteration, self._micro_step, place, self._processes.rank)
+        if key is not None:
+            places = (key.split, key.iteration, key.group, key.trajectory, key.part)
+        return derive_seed("token_export", self._seed, *places) < self._settings.fraction * 2**63
+
+    def _append(
+        self, iteration: int, batch: int, loss: Loss, gathered: Sequence[tuple[RankPart, int, int]]
+    ) -> None:
+        """The line of an iteration, of all processes together."""
+        parts = [part for part, _, _ in gathered]
+        records, selected = sum(part.records for part in parts), sum(own for _, _, own in gathered)
+        step = ExportedStep(
+            run_id=self._identity.run_id,
+            attempt=self._identity.attempt,
+            split=self._identity.split,
+            iteration=iteration,
+            batch=batch,
+            format=self._settings.format,
+            loss=msgspec.to_builtins(loss),
+            columns=[name for name in COLUMNS if self._settings.exports(name)],
+            fraction=self._settings.fraction,
+            sequences=sum(own for _, own, _ in gathered),
+            selected=selected,
+            records=records,
+            tokens=sum(part.tokens for part in parts),
+            trained_tokens=sum(part.trained_tokens for part in parts),
+            complete=records == selected,
+            ranks=parts,
+        )
+        errors = [f"process {part.rank}: {part.error}" for part in parts if part.error]
+        assert self._manifest is not None
+        try:
+            self._manifest.append(step.encode())
+            self._manifest.sync()
+        except WriteError as error:
+            errors.append(str(error))
+        if errors and not self._is_told:
+            self._is_told = True
+            self._alert("the token export has stopped", "; ".join(errors))
+
+    def _write_all(self) -> None:
+        """The thread of the writer."""
+        while (item := self._queue.get()) is not _CLOSE:
+            try:
+                if self._error is None and self._stopped is None:
+                    self._write(*item)
+            except (WriteError, OSError) as error:
+                self._stop(error)
+            except BaseException as error:
+                self._error = error
+            finally:
+                self._queue.task_done()
+
+    def _write(self, seen: SeenBatch, copied: Any, notes: Mapping[int, Noted]) -> None:
+        if self._writer is None:
+            self._writer = open_token_writer(self._files, self._settings, self._processes.rank)
+        if copied is not None:
+            copied.synchronize()
+        first = self._part.records
+        records = records_of(seen, self._identity, self._processes.rank, first, notes, self._text)
+        self._buffers.give_back(seen.values_QN)  # the records are copies
+        self._writer.write(records, seen.iteration)
+        self._part.records += len(records.heads)
+        self._part.tokens += len(records.token_F)
+        self._part.trained_tokens += int(records.trained_F.sum())
+
+    def _wait(self) -> None:
+        """Until the writer has written all that it was given."""
+        self._queue.join()
+        self._raise_error()
+
+    def _synced(self) -> None:
+        """Note how long the file is, once it is on the disk; of a file that is not whole, what is missing."""
+        if self._writer is not None and self._stopped is None:
+            self._guarded(self._writer.sync)
+        if self._writer is not None and self._stopped is None:
+            self._part.file, self._part.end = self._writer.file, self._writer.end
+        if self._stopped is not None:
+            self._part = RankPart(rank=self._processes.rank, error=self._stopped)
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """A disk that is full ends the export, not the run."""
+        try:
+            act()
+        except (WriteError, OSError) as error:
+            self._stop(error)
+
+    def _stop(self, error: Exception) -> None:
+        self._stopped = str(error)
+
+    def _end_part(self) -> None:
+        if self._writer is not None and self._stopped is None:
+            self._writer.end_part()
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise RollbookError(f"the token export failed: {type(error).__name__}: {error}") from error
+
+
+def open_export(
+    settings: TokenExportSettings | None,
+    root: Path,
+    identity: RunIdentity | None,
+    tokenizer: Any,
+    processes: Processes,
+    *,
+    seed: int,
+    alert: Alert,
+) -> NoTokenExport:
+    """The export of this process. The first one must have opened its own before the others call this."""
+    if settings is None or identity is None:
+        return NoTokenExport()
+    return TokenExport(settings, root, identity, tokenizer, processes, seed=seed, alert=alert)
+
+
+def _quantities(outputs: TokenOutputs, loss: LossOutput) -> dict[str, Tensor]:
+    """What is known of each trained token, by the name it has in the records."""
+    values = {"trainer_logprobs": outputs.logprob_N.detach()}
+    if outputs.entropy_N is not None:
+        values["entropy"] = outputs.entropy_N
+    for fact, name in (("ratio", "importance_ratio"), ("reason", "reason")):
+        if fact in loss.facts_N:
+            values[name] = loss.facts_N[fact]
+    return values
+
+
+class HostBuffers:
+    """Pinned memory that a device is copied into without waiting for it, used again and again."""
+
+    def __init__(self) -> None:
+        self._free: list[Tensor] = []
+        self._guard = threading.Lock()
+
+    def copy(self, values_QN: Tensor) -> tuple[Tensor, Any]:
+        """The values on the host, and the event after which they are there; None where they are already."""
+        if values_QN.device.type == "cpu":
+            return values_QN, None  # made for this alone
+        host = self._take(values_QN.numel())[: values_QN.numel()].view(values_QN.shape)
+        host.copy_(values_QN, non_blocking=True)
+        event: Any = torch.cuda.Event
+        copied = event()
+        copied.record()
+        return host, copied
+
+    def give_back(self, host_QN: Tensor) -> None:
+        if host_QN.is_pinned():
+            with self._guard:
+                self._free.append(host_QN.view(-1))
+
+    def _take(self, size: int) -> Tensor:
+        with self._guard:
+            for number, buffer in enumerate(self._free):
+                if buffer.numel() >= size:
+                    return self._free.pop(number)
+            self._free.clear()  # too small: larger ones take their place
+        return torch.empty(size, dtype=torch.float32, pin_memory=True)

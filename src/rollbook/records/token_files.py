@@ -20,6 +20,7 @@ import msgspec
 
 from rollbook.errors import BadFileError, UsageError
 from rollbook.records.jsonl import read_lines
+from rollbook.records.layout import TRAIN
 from rollbook.records.record import Record, decode_record
 from rollbook.records.token_settings import TokenExportSettings
 
@@ -28,6 +29,14 @@ TOKEN_EXPORTS = "token_exports"  # the directory, and the key of run.json that n
 MANIFEST = "manifest.jsonl"
 PARQUET, STREAM = ".parquet", ".arrows"
 _RANK_FILE = re.compile(r"rank_(\d+)(?:_(\d{6,}))?\.(?:jsonl|parquet|arrows)")
+
+
+class RunIdentity(NamedTuple):
+    """Whose records an export holds; the process that writes the run tells the others."""
+
+    run_id: str
+    attempt: int
+    split: str = TRAIN
 
 
 class RankPart(msgspec.Struct, kw_only=True):

@@ -17,7 +17,7 @@ from rollbook.records.checkpoints import CheckpointRecord, is_complete, newest_c
 from rollbook.records.config import read_config
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.layout import RunFiles
-from rollbook.records.token_files import export_files
+from rollbook.records.token_files import RunIdentity, export_files
 from rollbook.rl.console import Console
 from rollbook.rl.player import Player
 from rollbook.rl.schedule import Schedule
@@ -32,7 +32,7 @@ from rollbook.samplers.local import LocalPolicy
 from rollbook.samplers.sampling import Sampling
 from rollbook.train.checks import check_packing_and_head, random_probes
 from rollbook.train.engine import Engine
-from rollbook.train.export import NoTokenExport, RunIdentity, open_export
+from rollbook.train.export import NoTokenExport, open_export
 from rollbook.train.loading import DTYPES, load_model
 from rollbook.train.machine import choose_micro_batch_tokens, choose_threads
 from rollbook.train.model import Model

@@ -111,6 +111,9 @@ class NullRun:
     def record_checkpoint(self, name: str, **_: Any) -> None:
         """Leave it to the first process."""
 
+    def add_token_export(self, manifest: Path) -> None:
+        """Leave it to the first process."""
+
     def finish_iteration(self, record: IterationRecord) -> None:
         """Leave it to the first process."""
 

@@ -19,6 +19,7 @@ from rollbook.records.alerts import Level
 from rollbook.records.atomic import write_atomic
 from rollbook.records.complete import complete_directory, remove_unfinished
 from rollbook.records.metrics import ALIASES
+from rollbook.records.token_files import RunIdentity
 from rollbook.records.trainer_log import (
     ALL_RESULTS,
     LOG,
@@ -93,7 +94,15 @@ class SftRecord:
         done = {"tokens": progress.tokens, "progress/done_frac": progress.step / self._total}
         self._run.log_metrics({**named, **done}, step=progress.step)
 
-    def alert(self, title: str, text: str, step: int) -> None:
+    @property
+    def identity(self) -> RunIdentity:
+        """Whose records a token export holds."""
+        return RunIdentity(self._run.id, self._run.attempt)
+
+    def add_token_export(self, manifest: Path) -> None:
+        self._run.add_token_export(manifest)
+
+    def alert(self, title: str, text: str, step: int | None) -> None:
         self._run.alert(title, text, level=Level.ERROR, step=step)
 
     @contextmanager

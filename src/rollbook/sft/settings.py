@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from rollbook.errors import UsageError
+from rollbook.records.token_settings import TrainerSettings, with_token_export
 from rollbook.runs.settings import merge, parse_words, read_yaml, refuse_unknown, typed
 from rollbook.train.model_settings import ModelSettings, OptimizerSettings
 from rollbook.train.schedule import Schedule
@@ -100,6 +101,7 @@ class SftSettings(msgspec.Struct, kw_only=True):
     llamafactory: LlamaFactorySettings = msgspec.field(default_factory=LlamaFactorySettings)
     processes: Count = 1  # started by torchrun when there are several
     trackers: Any = None
+    trainer: TrainerSettings = TrainerSettings()  # the token export is here
 
     @property
     def run_name(self) -> str:
@@ -113,7 +115,7 @@ class SftSettings(msgspec.Struct, kw_only=True):
 
 def load_settings(config: Path, overrides: Sequence[str] = ()) -> SftSettings:
     """The settings of a file with `key=value` words on top."""
-    values = merge(_inputs(read_yaml(config), config), parse_words(overrides))
+    values = with_token_export(merge(_inputs(read_yaml(config), config), parse_words(overrides)))
     for name in ("model", "data", "training"):
         if not isinstance(values.get(name), Mapping):
             raise UsageError(f"{config}: {name} is missing; write {name}: with its settings below")

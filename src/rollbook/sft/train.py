@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from rollbook.records.complete import unfinished_path
+from rollbook.records.token_files import export_files
 from rollbook.records.trainer_log import STATE
 from rollbook.runs.stop_signals import Stopped, StopSignals
 from rollbook.sft.epochs import in_groups, rows_in_order
@@ -23,12 +24,14 @@ from rollbook.sft.record import SftRecord
 from rollbook.sft.resume import Progress, changes, load_progress, saved_state
 from rollbook.sft.settings import SftSettings
 from rollbook.train.engine import Engine, StepOutput
+from rollbook.train.export import NoTokenExport, open_export
 from rollbook.train.losses import CrossEntropy
 from rollbook.train.processes import Processes
 from rollbook.train.schedule import learning_rate
 from rollbook.train.state import load_training_state, save_training_state
 
 Log = Callable[[str], None]
+LOSS = CrossEntropy()
 
 
 def train(
@@ -63,13 +66,19 @@ def train(
             StopSignals("saving after this step") as stop,
         ):
             describe(job)
-            return take_steps(job, engine, record, progress, lambda: processes.any(stop.asked))
+            with open_export_of(job, record) as export:
+                return take_steps(job, engine, record, progress, export, lambda: processes.any(stop.asked))
     finally:
         processes.close()
 
 
 def take_steps(
-    job: Job, engine: Engine, record: SftRecord, progress: Progress, is_stopping: Callable[[], bool]
+    job: Job,
+    engine: Engine,
+    record: SftRecord,
+    progress: Progress,
+    export: NoTokenExport,
+    is_stopping: Callable[[], bool],
 ) -> dict[str, Any]:
     """Every step that is left, then the summary."""
     training = job.settings.training
@@ -77,7 +86,8 @@ def take_steps(
     for step in range(progress.step + 1, job.total_steps + 1):
         is_last, rate = step == job.total_steps, rate_of(job, step)
         began = time.monotonic()
-        result = engine.step(list(batches.of(job.epochs.micro_batches(step))), CrossEntropy(), rate)
+        micro_batches = list(batches.of(job.epochs.micro_batches(step)))
+        result = engine.step(micro_batches, LOSS, rate, seen=export.seen(step, 0))
         add_to(progress, step, result, time.monotonic() - began)
         if not result.applied:
             text = f"step {step}: loss {result.loss}, grad_norm {result.grad_norm}; the step was skipped"
@@ -88,11 +98,36 @@ def take_steps(
         if job.eval_corpus and (is_last or (training.eval_steps and step % training.eval_steps == 0)):
             evaluate(job, engine, record, progress)
         is_stopped = is_stopping()  # asked of all processes: they must decide the same
-        if step % training.save_steps == 0 or is_last or is_stopped:
+        is_saved = step % training.save_steps == 0 or is_last or is_stopped
+        export.commit(step, LOSS, batch=step, ends_part=is_saved)
+        if is_saved:
             save(job, engine, record, progress)
         if is_stopped and not is_last:
             raise Stopped(f"stopped after step {step}, checkpoint saved; continue with --resume")
     return summarise(job, record, progress)
+
+
+def open_export_of(job: Job, record: SftRecord) -> NoTokenExport:
+    """The token export of this process, or one that is off."""
+    settings, processes = job.settings.trainer.token_export, job.processes
+    if settings is None:
+        return NoTokenExport()
+    identity = record.identity if processes.is_first else None
+    if identity is None:
+        identity = processes.scatter(None)
+    export = open_export(
+        settings,
+        job.directory,
+        identity,
+        job.model.tokenizer,
+        processes,
+        seed=job.settings.training.seed,
+        alert=lambda title, text: record.alert(title, text, None),
+    )
+    if processes.is_first:
+        record.add_token_export(export_files(job.directory, settings).manifest)
+        processes.scatter([identity] * processes.count)
+    return export
 
 
 def rate_of(job: Job, step: int) -> float:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import msgspec
 import torch
@@ -25,7 +25,13 @@ from torch import Tensor
 from rollbook.errors import RollbookError, WriteError
 from rollbook.records.identity import derive_seed
 from rollbook.records.jsonl import JsonlWriter
-from rollbook.records.token_files import ExportedStep, RankPart, export_files, refuse_foreign
+from rollbook.records.token_files import (
+    ExportedStep,
+    RankPart,
+    RunIdentity,
+    export_files,
+    refuse_foreign,
+)
 from rollbook.records.token_settings import COLUMNS, TokenExportSettings
 from rollbook.records.token_writers import TokenWriter, open_token_writer
 from rollbook.train.batch import Batch
@@ -41,14 +47,6 @@ _CLOSE = None  # what ends the writer's thread
 
 Alert = Callable[[str, str], None]
 _Item = tuple[SeenBatch, Any, Mapping[int, Noted]]  # the second: the event of a copy that is under way
-
-
-class RunIdentity(NamedTuple):
-    """What the first process knows of the run, and the others are told."""
-
-    run_id: str
-    attempt: int
-    split: str = "train"
 
 
 class NoTokenExport:

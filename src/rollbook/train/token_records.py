@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from rollbook.records.token_files import SCHEMA_VERSION
+from rollbook.records.token_files import SCHEMA_VERSION, RunIdentity
 from rollbook.records.token_writers import Array, TokenRecords
 from rollbook.train.batch import Batch
 from rollbook.train.losses import Reason
@@ -35,19 +35,6 @@ class Noted(NamedTuple):
     env_name: str
 
 
-class Identity(Protocol):
-    """Whose records these are."""
-
-    @property
-    def run_id(self) -> str: ...
-
-    @property
-    def attempt(self) -> int: ...
-
-    @property
-    def split(self) -> str: ...
-
-
 class SeenBatch(NamedTuple):
     """A micro-batch on its way to the writer."""
 
@@ -62,7 +49,7 @@ class SeenBatch(NamedTuple):
 
 def records_of(
     seen: SeenBatch,
-    identity: Identity,
+    identity: RunIdentity,
     rank: int,
     first: int,
     notes: Mapping[int, Noted],
@@ -141,7 +128,7 @@ def _masks(reason_F: Array | None) -> dict[str, Array | None]:
 
 def _head(
     seen: SeenBatch,
-    identity: Identity,
+    identity: RunIdentity,
     rank: int,
     number: int,
     place: int,

@@ -1,0 +1,404 @@
+"""The token export: what it says is what the loss used, for every loss, cut and kind of token."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.core import core_engine, core_model
+from rollbook.errors import RollbookError, UsageError
+from rollbook.records.token_files import RunIdentity, committed_files, read_manifest
+from rollbook.records.token_settings import TokenExportSettings, with_token_export
+from rollbook.tiny import write_tiny_tokenizer
+from rollbook.train.batch import Batch, Example, ExampleKey, packed_batch, padded_batch
+from rollbook.train.engine import Engine
+from rollbook.train.export import TokenExport, open_export
+from rollbook.train.losses import (
+    CrossEntropy,
+    Dppo,
+    ImportanceSampling,
+    Ipo,
+    Loss,
+    LossOutput,
+    PpoClip,
+    ReferenceKl,
+)
+from rollbook.train.losses.base import LossInputs, weighted_sum
+from rollbook.train.processes import Processes
+from rollbook.train.token_math import TokenOutputs
+from rollbook.train.token_records import Noted
+
+VOCABULARY = 61
+LOSSES: list[Loss] = [
+    CrossEntropy(), ImportanceSampling(), PpoClip(clip_low=0.1, clip_high=0.1),
+    Dppo(mask_low=0.001, mask_high=0.002), Ipo(threshold=0.001), ReferenceKl(),
+]  # fmt: skip
+MASKS = ("is_masked", "is_masked_high", "is_masked_low")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    characters = [chr(ord("a") + number) for number in range(26)] + [chr(ord("A") + n) for n in range(24)]
+    return write_tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"), "".join(characters))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return core_engine(core_model())
+
+
+def examples(seed: int, lengths: list[int], odd: bool = True) -> list[Example]:
+    """Rollouts of several turns, some without an advantage, some of them with numbers that are not finite."""
+    chance = np.random.default_rng(seed)
+    made = []
+    for number, length in enumerate(lengths):
+        trained_T = chance.random(length) < 0.6
+        trained_T[-1] = True
+        sampled_T = (chance.normal(size=length) * 0.4 - np.log(VOCABULARY)).astype(np.float32)
+        advantage = np.float32(0.0 if number % 3 == 2 else chance.normal())
+        if odd and number % 4 == 1:
+            sampled_T[-1] = chance.choice([np.nan, -np.inf])
+        turn_T = np.where(np.arange(length) < length // 2, 0, 1).astype(np.int32)
+        columns_T = {
+            "reward": np.full(length, float(number), np.float32),
+            "advantage": np.full(length, advantage, np.float32),
+            "sampled_logprob": sampled_T,
+            "reference_logprob": sampled_T + np.float32(0.1),
+            "temperature": np.full(length, 0.7, np.float32),
+            "turn": turn_T,
+            "version": np.full(length, 4, np.int32),
+        }
+        token_T = chance.integers(0, VOCABULARY, length).astype(np.int32)
+        made.append(Example(token_T, trained_T, columns_T, ExampleKey("train", 3, number // 2, number % 2)))
+    return made
+
+
+class Watched:
+    """An export, and beside it what the loss was seen to use."""
+
+    def __init__(self, export: TokenExport) -> None:
+        self.export = export
+        self.seen: dict[tuple[int, int, int, int], dict[str, float]] = {}
+
+    def at(self, iteration: int, step: int) -> Any:
+        take = self.export.seen(iteration, step, {0: Noted("task-0", "sums")})
+
+        def both(batch: Batch, outputs: TokenOutputs, loss: LossOutput) -> None:
+            for n in range(batch.trained_tokens):
+                key = batch.keys[int(batch.example_N[n])]
+                assert key is not None
+                facts = {name: float(fact_N[n]) for name, fact_N in loss.facts_N.items()}
+                facts["logprob"] = float(outputs.logprob_N.detach()[n])
+                facts["entropy"] = math.nan if outputs.entropy_N is None else float(outputs.entropy_N[n])
+                self.seen[step, key.group, key.trajectory, int(batch.offset_N[n])] = facts
+            take(batch, outputs, loss)
+
+        return both
+
+
+def exported(
+    root: Path, tokenizer: Any, engine: Engine, batches: list[list[Batch]], loss: Loss, **given_settings: Any
+) -> Watched:
+    """One iteration of several optimiser steps, exported."""
+    settings = TokenExportSettings(**given_settings)
+    identity = RunIdentity("run-1", 1)
+    with TokenExport(
+        settings, root, identity, tokenizer, Processes(), seed=0, alert=lambda *_: None
+    ) as export:
+        watched = Watched(export)
+        for number, step in enumerate(batches):
+            engine.step(step, loss, 0.0, seen=watched.at(3, number))
+        export.commit(3, loss, batch=4, ends_part=True)
+    return watched
+
+
+def lines(root: Path) -> list[dict[str, Any]]:
+    found = []
+    for file in committed_files(root / "token_exports" / "manifest.jsonl"):
+        data = file.path.read_bytes()[: file.end]
+        found += [json.loads(line) for line in data.splitlines()]
+    return found
+
+
+def same(found: float | None, wanted: float) -> bool:
+    return found is None if not math.isfinite(wanted) else found == pytest.approx(wanted, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
+@given(
+    seed=st.integers(0, 1000),
+    lengths=st.lists(st.integers(2, 14), min_size=1, max_size=6),
+    is_packed=st.booleans(),
+    steps=st.integers(1, 2),
+)
+@settings(max_examples=12, deadline=None)
+def test_masks_and_ratios_are_those_that_the_loss_used(
+    tmp_path_factory: pytest.TempPathFactory, tokenizer: Any, engine: Engine, loss: Loss, seed: int,
+    lengths: list[int], is_packed: bool, steps: int,
+) -> None:  # fmt: skip
+    root = tmp_path_factory.mktemp("run")
+    engine.model.use_packing(is_packed)
+    rows = examples(seed, lengths)
+    make = packed_batch if is_packed else padded_batch
+    batches = [[make(some) for some in (rows[:2], rows[2:]) if some] for _ in range(steps)]
+    watched = exported(root, tokenizer, engine, batches, loss)
+    records = lines(root)
+    assert len(records) == len(rows) * steps
+    left = dict(watched.seen)
+    for record in records:
+        example = rows[record["group_idx"] * 2 + record["traj_idx"]]
+        assert record["token_ids"] == example.token_T.tolist()
+        wanted_mask = [False, *example.trained_T[1:].tolist()]
+        assert record["loss_mask"] == wanted_mask
+        for offset, is_trained in enumerate(wanted_mask):
+            values = {
+                name: column[offset] for name, column in record.items()
+                if isinstance(column, list) and name not in ("turns",)
+            }  # fmt: skip
+            if not is_trained:
+                rest = {
+                    v for k, v in values.items() if k not in ("token_ids", "position_ids", "text_offsets")
+                }
+                assert rest <= {None, False}
+                continue
+            key = record["optim_step"], record["group_idx"], record["traj_idx"], offset
+            facts = left.pop(key)
+            assert same(values["trainer_logprobs"], facts["logprob"])
+            assert same(values["entropy"], facts["entropy"])
+            assert values["advantages"] == pytest.approx(float(example.columns_T["advantage"][offset]))
+            assert values["rewards"] == float(example.columns_T["reward"][offset])
+            if isinstance(loss, CrossEntropy):
+                assert all(record[name] is None for name in (*MASKS, "importance_ratio"))
+                continue
+            assert same(values["importance_ratio"], facts["ratio"])
+            reason = int(facts["reason"])
+            assert [values[name] for name in MASKS] == [reason != 0, reason == 1, reason == 2]
+            mu, pi = float(example.columns_T["sampled_logprob"][offset]), facts["logprob"]
+            assert same(values["inference_logprobs"], mu)
+            log_ratio = pi - mu
+            assert same(values["log_importance_ratio"], log_ratio)
+            if math.isfinite(log_ratio):
+                assert values["mismatch_kl"] == pytest.approx(
+                    math.exp(log_ratio) - log_ratio - 1, rel=1e-3, abs=1e-6
+                )
+                assert values["prob_delta"] == pytest.approx(math.exp(pi) - math.exp(mu), rel=1e-4, abs=1e-8)
+            else:
+                shown = record["nonfinite"]["inference_logprobs"]
+                assert [offset, str(mu)] in shown
+    assert not left  # every token that the loss saw, once
+
+
+def test_a_record_says_where_it_belongs_and_needs_no_tokenizer(
+    tmp_path: Path, tokenizer: Any, engine: Engine
+) -> None:
+    engine.model.use_packing(True)
+    rows = examples(1, [8, 5, 6], odd=False)
+    exported(tmp_path, tokenizer, engine, [[packed_batch(rows)]], PpoClip())
+    first = lines(tmp_path)[0]
+    assert {name: first[name] for name in ("run_id", "attempt", "split", "iteration", "step", "rank")} == {
+        "run_id": "run-1", "attempt": 1, "split": "train", "iteration": 3, "step": 3, "rank": 0
+    }  # fmt: skip
+    assert (first["task_id"], first["env_name"], first["policy_version"]) == ("task-0", "sums", 4)
+    assert lines(tmp_path)[2]["task_id"] is None  # nobody noted group 1
+    data, begins = first["text"].encode(), [*first["text_offsets"], len(first["text"].encode())]
+    pieces = [data[begins[n] : begins[n + 1]].decode() for n in range(8)]
+    assert pieces == [tokenizer.decode([token]) for token in first["token_ids"]]
+    for turn in first["turns"]:
+        assert turn["temperature"] == pytest.approx(0.7) and turn["policy_version"] == 4
+        assert first["loss_mask"][turn["start"]] and first["loss_mask"][turn["end"] - 1]
+    assert sum(first["loss_mask"]) <= sum(turn["end"] - turn["start"] for turn in first["turns"])
+
+
+def test_the_manifest_says_what_is_there(tmp_path: Path, tokenizer: Any, engine: Engine) -> None:
+    engine.model.use_packing(True)
+    rows = examples(2, [6, 7, 5, 9])
+    loss = PpoClip(clip_low=0.3)
+    batch = packed_batch(rows)
+    exported(tmp_path, tokenizer, engine, [[batch], [batch]], loss)
+    (step,) = read_manifest(tmp_path / "token_exports" / "manifest.jsonl")
+    assert step.loss == {"name": "ppo", "clip_low": 0.3, "clip_high": 0.28}
+    assert (step.iteration, step.batch, step.sequences, step.records, step.complete) == (3, 4, 8, 8, True)
+    assert step.trained_tokens == 2 * batch.trained_tokens and step.tokens == 2 * 27
+    (part,) = step.ranks
+    assert (part.rank, part.file, part.records) == (0, "rank_0.jsonl", 8)
+    assert part.end == (tmp_path / "token_exports" / "rank_0.jsonl").stat().st_size
+
+
+def test_a_step_without_records_is_marked(tmp_path: Path, tokenizer: Any) -> None:
+    with TokenExport(
+        TokenExportSettings(), tmp_path, RunIdentity("r", 1), tokenizer, Processes(), seed=0, alert=print
+    ) as export:
+        export.commit(0, PpoClip(), batch=1)
+        export.commit(1, PpoClip(), batch=2, ends_part=True)
+    steps = list(read_manifest(tmp_path / "token_exports" / "manifest.jsonl"))
+    assert [(step.iteration, step.records, step.complete) for step in steps] == [(0, 0, True), (1, 0, True)]
+
+
+def test_every_fraction_and_columns(tmp_path: Path, tokenizer: Any, engine: Engine) -> None:
+    engine.model.use_packing(True)
+    rows = examples(3, [5] * 40)
+    chosen = {}
+    for name, seed_of_order in (("one", 1), ("other", 2)):
+        order = np.random.default_rng(seed_of_order).permutation(len(rows))
+        batches = [[packed_batch([rows[place] for place in part]) for part in np.array_split(order, 3)]]
+        exported(tmp_path / name, tokenizer, engine, batches, PpoClip(), fraction=0.4, columns=["entropy"])
+        found = lines(tmp_path / name)
+        chosen[name] = {(record["group_idx"], record["traj_idx"]) for record in found}
+        arrays = {key for key, value in found[0].items() if isinstance(value, list)} - {"turns"}
+        assert arrays == {"text_offsets", "token_ids", "loss_mask", "entropy"}
+    assert chosen["one"] == chosen["other"]  # the same trajectories, however they were batched
+    assert 6 <= len(chosen["one"]) <= 28
+    (step,) = read_manifest(tmp_path / "one" / "token_exports" / "manifest.jsonl")
+    assert (step.sequences, step.selected, step.fraction) == (40, len(chosen["one"]), 0.4)
+    with TokenExport(
+        TokenExportSettings(every=2), tmp_path / "every", RunIdentity("r", 1), tokenizer, Processes(), seed=0,
+        alert=print,
+    ) as export:  # fmt: skip
+        for iteration in range(4):
+            engine.step([packed_batch(rows)], PpoClip(), 0.0, seen=export.seen(iteration, 0))
+            export.commit(iteration, PpoClip(), batch=iteration + 1)
+    assert [record["iteration"] for record in lines(tmp_path / "every")] == [0] * 40 + [2] * 40
+
+
+def test_a_loss_of_ones_own_without_facts_has_no_masks(
+    tmp_path: Path, tokenizer: Any, engine: Engine
+) -> None:
+    class Plain(Loss, tag="plain", frozen=True, kw_only=True):
+        def __call__(self, given: LossInputs) -> LossOutput:
+            return LossOutput(weighted_sum(-given.column("advantage") * given.logprob_N, given), {})
+
+    engine.model.use_packing(True)
+    exported(tmp_path, tokenizer, engine, [[packed_batch(examples(4, [6, 6]))]], Plain())
+    for record in lines(tmp_path):
+        assert all(record[name] is None for name in (*MASKS, "importance_ratio"))
+        assert record["mismatch_kl"] is not None
+
+
+@pytest.mark.parametrize("path", ["a/x.jsonl", "a/x", "absolute"])
+def test_a_path_of_ones_own_has_one_file_per_process(
+    tmp_path: Path, tokenizer: Any, engine: Engine, path: str
+) -> None:
+    engine.model.use_packing(True)
+    given = str(tmp_path / "elsewhere" / "x.jsonl") if path == "absolute" else path
+    exported(
+        tmp_path / "run", tokenizer, engine, [[packed_batch(examples(5, [6, 6]))]], PpoClip(), path=given
+    )
+    found = {
+        "a/x.jsonl": tmp_path / "run" / "a" / "x_rank_0.jsonl",
+        "a/x": tmp_path / "run" / "a" / "x" / "rank_0.jsonl",
+        "absolute": tmp_path / "elsewhere" / "x_rank_0.jsonl",
+    }[path]
+    assert len(found.read_bytes().splitlines()) == 2
+    assert not list((tmp_path / "run").glob("token_exports*"))
+
+
+def test_files_of_others_are_not_touched(tmp_path: Path, tokenizer: Any) -> None:
+    def opened(**given: Any) -> None:
+        settings = TokenExportSettings(**given)
+        with TokenExport(
+            settings, tmp_path, RunIdentity("mine", 1), tokenizer, Processes(), seed=0, alert=print
+        ) as export:
+            export.commit(0, PpoClip(), batch=1)
+
+    foreign = tmp_path / "theirs" / "rank_0.jsonl"
+    foreign.parent.mkdir()
+    foreign.write_text('{"step": 1}\n')
+    with pytest.raises(UsageError, match="belongs to no run"):
+        opened(path="theirs")
+    assert foreign.read_text() == '{"step": 1}\n' and len(list(foreign.parent.iterdir())) == 1
+    opened(path="ours")
+    manifest = tmp_path / "ours" / "manifest.jsonl"
+    manifest.write_text(manifest.read_text().replace("mine", "another"))
+    with pytest.raises(UsageError, match="belongs to the run another"):
+        opened(path="ours")
+    with pytest.raises(UsageError, match="does not end in"):
+        opened(path="x.parquet")
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """A limit on the size of files stands for a disk that is full."""
+    import resource
+    import signal
+
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_full_disk_ends_the_export_and_not_the_run(
+    tmp_path: Path, tokenizer: Any, engine: Engine, small_files: None, kind: Any
+) -> None:
+    import resource
+
+    engine.model.use_packing(True)
+    batch = packed_batch(examples(6, [30] * 12, odd=False))
+    alerts: list[str] = []
+    with TokenExport(
+        TokenExportSettings(format=kind), tmp_path, RunIdentity("r", 1), tokenizer, Processes(), seed=0,
+        alert=lambda title, text: alerts.append(f"{title}: {text}"),
+    ) as export:  # fmt: skip
+        for iteration in range(4):
+            if iteration == 1:
+                (file,) = (
+                    path for path in (tmp_path / "token_exports").iterdir() if path.name.startswith("rank")
+                )
+                limit = file.stat().st_size + 2000
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+            if iteration == 3:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            assert engine.step([batch] * 3, PpoClip(), 0.0, seen=export.seen(iteration, 0)).applied
+            export.commit(iteration, PpoClip(), batch=iteration + 1)
+    steps = list(read_manifest(tmp_path / "token_exports" / "manifest.jsonl"))
+    assert [step.complete for step in steps] == [True, False, False, False]
+    assert [(step.selected, step.records) for step in steps] == [(36, 36), (36, 0), (36, 0), (36, 0)]
+    assert "not written" in str(steps[1].ranks[0].error) or "append failed" in str(steps[1].ranks[0].error)
+    assert len(alerts) == 1 and alerts[0].startswith("the token export has stopped: process 0: ")
+    if kind == "jsonl":
+        assert [record["iteration"] for record in lines(tmp_path)] == [0] * 36
+
+
+def test_what_goes_wrong_in_the_writer_is_raised_in_the_loop(
+    tmp_path: Path, tokenizer: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.model.use_packing(True)
+    batch = packed_batch(examples(7, [6, 6]))
+    with TokenExport(
+        TokenExportSettings(), tmp_path, RunIdentity("r", 1), tokenizer, Processes(), seed=0, alert=print
+    ) as export:
+        monkeypatch.setattr("rollbook.train.export.records_of", lambda *_: 1 / 0)
+        engine.step([batch], PpoClip(), 0.0, seen=export.seen(0, 0))
+        with pytest.raises(RollbookError, match="the token export failed: ZeroDivisionError"):
+            export.commit(0, PpoClip(), batch=1)
+
+
+def test_off_is_an_object(tmp_path: Path, tokenizer: Any, engine: Engine) -> None:
+    export = open_export(None, tmp_path, RunIdentity("r", 1), tokenizer, Processes(), seed=0, alert=print)
+    with export:
+        engine.step([packed_batch(examples(8, [6]))], PpoClip(), 0.0, seen=export.seen(0, 0))
+        assert export.commit(0, PpoClip(), batch=1) == 0.0
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_block_turns_it_on() -> None:
+    def block(value: Any) -> Any:
+        values = with_token_export({"trainer": {"experimental": {"token_export": value}}, "seed": 1})
+        assert values["seed"] == 1
+        return values["trainer"]["experimental"]["token_export"]
+
+    assert block(None) == {} and block({}) == {} and block(True) == {}
+    assert block(False) is False and block({"every": 2}) == {"every": 2}
+    with pytest.raises(UsageError, match="must be a block"):
+        block("yes")
+    with pytest.raises(ValueError, match="did you mean 'entropy'"):
+        TokenExportSettings(columns=["entropi"])

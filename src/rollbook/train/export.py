@@ -15,6 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,7 +47,6 @@ _WAITING = 8  # micro-batches between the loop and the writer
 _CLOSE = None  # what ends the writer's thread
 
 Alert = Callable[[str, str], None]
-_Item = tuple[SeenBatch, Any, Mapping[int, Noted]]  # the second: the event of a copy that is under way
 
 
 class NoTokenExport:
@@ -88,7 +88,7 @@ class TokenExport(NoTokenExport):
         self._part = RankPart(rank=processes.rank)  # of this iteration so far; the writer's to change
         self._writer: TokenWriter | None = None
         self._buffers = HostBuffers()
-        self._queue: queue.Queue[_Item | None] = queue.Queue(_WAITING)
+        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(_WAITING)
         self._error: BaseException | None = None  # of the writer, to be raised in the loop
         self._stopped: str | None = None  # why nothing is written any more
         self._is_told = False
@@ -110,7 +110,7 @@ class TokenExport(NoTokenExport):
                 host_QN, copied = self._buffers.copy(torch.stack([row.float() for row in values.values()]))
                 rows = {name: number for number, name in enumerate(values)}
                 seen = SeenBatch(iteration, step, self._micro_step, batch, chosen, rows, host_QN)
-                self._queue.put((seen, copied, notes or {}))
+                self._queue.put(partial(self._write, seen, copied, notes or {}))
             self._micro_step += 1
             self._seconds += time.perf_counter() - began
 
@@ -128,7 +128,7 @@ class TokenExport(NoTokenExport):
             self._part = RankPart(rank=self._processes.rank)
             self._micro_step = self._sequences = self._selected = 0
         if ends_part:
-            self._guarded(self._end_part)
+            self._queue.put(self._end_part)
         spent = self._seconds + time.perf_counter() - began
         self._seconds = 0.0
         return spent
@@ -191,10 +191,10 @@ class TokenExport(NoTokenExport):
 
     def _write_all(self) -> None:
         """The thread of the writer."""
-        while (item := self._queue.get()) is not _CLOSE:
+        while (work := self._queue.get()) is not _CLOSE:
             try:
                 if self._error is None and self._stopped is None:
-                    self._write(*item)
+                    work()
             except (WriteError, OSError) as error:
                 self._stop(error)
             except BaseException as error:
@@ -203,6 +203,7 @@ class TokenExport(NoTokenExport):
                 self._queue.task_done()
 
     def _write(self, seen: SeenBatch, copied: Any, notes: Mapping[int, Noted]) -> None:
+        """`copied` is the event after which the values are on the host, if a device is still copying."""
         if self._writer is None:
             self._writer = open_token_writer(self._files, self._settings, self._processes.rank)
         if copied is not None:
@@ -240,7 +241,7 @@ class TokenExport(NoTokenExport):
         self._stopped = str(error)
 
     def _end_part(self) -> None:
-        if self._writer is not None and self._stopped is None:
+        if self._writer is not None:
             self._writer.end_part()
 
     def _close(self) -> None:

@@ -34,17 +34,11 @@ class TokenText:
         self._byte_of = _bytes_of_characters() if "ByteLevel" in decoder else None
         self._falls_back = "ByteFallback" in decoder
         self._anchor = tokenizer.encode(_ANCHOR, add_special_tokens=False)
-        self._known: dict[int, bytes] = {}
+        self._known = _Pieces(self)
 
     def of(self, token_T: np.ndarray[Any, Any]) -> RowText:
         """The tokens as text, special ones included."""
-        known = self._known
-        pieces = []
-        for token in token_T.tolist():
-            piece = known.get(token)
-            if piece is None:
-                piece = known[token] = self.piece(token)
-            pieces.append(piece)
+        pieces = [*map(self._known.__getitem__, token_T.tolist())]
         data = b"".join(pieces)
         end_T = np.fromiter(map(len, pieces), np.int32, len(pieces)).cumsum(dtype=np.int32)
         offset_T = np.concatenate([np.zeros(1, np.int32), end_T[:-1]])
@@ -77,6 +71,17 @@ class TokenText:
             tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return text
+
+
+class _Pieces(dict[int, bytes]):
+    """The pieces that were looked up so far."""
+
+    def __init__(self, owner: TokenText) -> None:
+        self._owner = owner
+
+    def __missing__(self, token: int) -> bytes:
+        piece = self[token] = self._owner.piece(token)
+        return piece
 
 
 def _bytes_of_characters() -> dict[str, int]:

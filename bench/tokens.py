@@ -289,8 +289,8 @@ def main() -> None:
     body = (
         "## Token export (`bench/tokens.py`)\n\n"
         f"{provenance(versions, given.rounds)}\n\n{table}\n\n"
-        f"{SEQUENCES} sequences of {LENGTH:,} tokens. Ours is timed until everything is on the disk and in "
-        "the manifest, and writes more: the text with the place of each token, and the keys that join a record "
+        f"{SEQUENCES} sequences of {LENGTH:,} tokens. Ours is timed until all of it is on the disk and in "
+        "the manifest, and writes more: the text, the place of each token, and the keys that join a record "
         "with its rollout. *In the loop*: how long the training waits for what is handed over.\n"
     )
     print(body)

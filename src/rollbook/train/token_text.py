@@ -86,10 +86,10 @@ class _Pieces(dict[int, bytes]):
 
 def _bytes_of_characters() -> dict[str, int]:
     """The byte that each character of a byte-level vocabulary stands for."""
-    import transformers.convert_slow_tokenizer as slow
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    vocabulary: Any = slow
-    return {char: byte for byte, char in vocabulary.bytes_to_unicode().items()}
+    characters: Any = bytes_to_unicode
+    return {char: byte for byte, char in characters().items()}
 
 
 def _note_and_replace(error: UnicodeError) -> tuple[str, int]:

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import os
 
-from rollbook.records.redact import REDACTED, environment_credentials
-
-_REDACTED = REDACTED.encode()
-
 
 class LineSecrets:
     """The values as they are now; the longest first, so that one inside another leaves no rest."""
 
     def __init__(self) -> None:
+        # Here and not above: who only reads logs pays for no redactor.
+        from rollbook.records.redact import REDACTED, environment_credentials
+
         self._values = [value.encode() for value in environment_credentials(os.environ)]
+        self._redacted = REDACTED.encode()
 
     def cleaned(self, data: bytes) -> bytes:
         for value in self._values:
             if value in data:
-                data = data.replace(value, _REDACTED)
+                data = data.replace(value, self._redacted)
         return data

@@ -115,3 +115,23 @@ rollbook.Run({str(tmp_path)!r}, resume=True).close()
 sys.exit(f"imported {{heavy}}" if (heavy := {{"torch", "numpy"}} & set(sys.modules)) else 0)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_module_that_another_thread_is_still_importing_has_no_state_yet(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(
+        "import threading\nbegun, go_on = threading.Event(), threading.Event()\n"
+        "import __main__\n__main__.half = globals()\nbegun.set()\ngo_on.wait(60)\n"
+    )
+    code = f"""
+import sys, threading, time
+sys.path.insert(0, {str(tmp_path)!r})
+thread = threading.Thread(target=__import__, args=["torch"])
+thread.start()
+while "half" not in globals(): time.sleep(0.001)
+half["begun"].wait(60)
+from rollbook.runs.random_state import capture_random_state
+print(sorted(capture_random_state()))
+half["go_on"].set()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['random']", done.stderr

@@ -20,12 +20,13 @@ RANDOM_STATE = "random_state.json"
 
 
 def capture_random_state() -> dict[str, Any]:
-    """Plain values that `json` takes. numpy and torch are asked only if this process has imported them."""
+    """Plain values that `json` takes. numpy and torch are asked only if this process has imported them:
+    one that another thread (that of a tracker, say) is still importing has drawn no number yet."""
     version, internal, next_gauss = random.getstate()
     state: dict[str, Any] = {"random": [version, list(internal), next_gauss]}
-    if (numpy := sys.modules.get("numpy")) is not None:
+    if (numpy := _imported("numpy")) is not None:
         state["numpy"] = _plain(numpy.random.get_state(legacy=False))
-    if (torch := sys.modules.get("torch")) is not None:
+    if (torch := _imported("torch")) is not None:
         state["torch"] = _text(torch.get_rng_state())
         if torch.cuda.is_available():
             state["cuda"] = [_text(device) for device in torch.cuda.get_rng_state_all()]
@@ -62,6 +63,12 @@ def read_random_state(path: Path) -> None:
         restore_random_state(state)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         raise BadFileError(path, f"is not the state of random generators: {error}") from None
+
+
+def _imported(name: str) -> Any:
+    """The module if its import is over, else None."""
+    module = sys.modules.get(name)
+    return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
 
 
 def _plain(value: Any) -> Any:

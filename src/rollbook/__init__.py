@@ -1,7 +1,7 @@
 """Rollbook records the post-training loop of a language model, from the run down to each token.
 
-Writing: `Run`, `Trajectory`, `Step`, `logtree`. Reading: `open_run`. Names load on first use, so importing
-the package costs nothing and reading a run never imports torch.
+Writing: `Run`, `Trajectory`, `Step`, `logtree`. Reading: `open_run`. Jobs: `rl`. Names load on first use, so
+importing the package costs nothing and reading a run never imports torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rollbook.version import __version__
 
 if TYPE_CHECKING:
+    from rollbook import rl
     from rollbook.errors import RollbookError
     from rollbook.records import logtree
     from rollbook.records.rollouts import Step, Trajectory
@@ -27,8 +28,10 @@ __all__ = [
     "__version__",
     "logtree",
     "open_run",
+    "rl",
 ]
 
+_MODULES = {"logtree": "rollbook.records.logtree", "rl": "rollbook.rl"}
 _HOMES = {
     "RollbookError": "rollbook.errors",
     "Run": "rollbook.runs.run",
@@ -40,8 +43,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "logtree":
-        return import_module("rollbook.records.logtree")
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'rollbook' has no attribute {name!r}")

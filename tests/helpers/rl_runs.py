@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from helpers.self_kill import WATCH
-from helpers.trainer import Trainer
+from helpers.trainer import TrainingProcess
 from rollbook.rl.settings import RlSettings, load_settings
 from rollbook.runs.settings import merge
 from rollbook.tiny import write_tiny_model
@@ -77,14 +77,14 @@ def _write_tasks(path: Path, words: list[str]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def start(settings: RlSettings, *words: str, **watched: Any) -> Trainer:
+def start(settings: RlSettings, *words: str, **watched: Any) -> TrainingProcess:
     """The process of `rollbook rl`, of a quick start; `watched` is given to `self_kill.watch`."""
     environment = {"ROLLBOOK_SETTINGS": msgspec.json.encode(settings).decode()}
     if watched:
         root = {"root": settings.log_path}
         environment[WATCH] = json.dumps(root | watched, default=str)
     artifacts = Path(settings.log_path).parent / "artifacts"
-    return Trainer("helpers.killed_rl", "--artifacts", artifacts, *words, **environment)
+    return TrainingProcess("helpers.killed_rl", "--artifacts", artifacts, *words, **environment)
 
 
 def finish(settings: RlSettings, *words: str, **watched: Any) -> str:

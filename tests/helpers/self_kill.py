@@ -28,9 +28,11 @@ _NUMBER = re.compile(r"\d{6}")
 class Moments:
     """Counts what happens; kills when it is time."""
 
-    def __init__(self, root: Path, kill_at: str | None, nth: int, log: Path | None) -> None:
+    def __init__(
+        self, root: Path, kill_at: str | None, nth: int, log: Path | None, how: signal.Signals
+    ) -> None:
         self.root = os.path.realpath(root)
-        self._kill_at, self._nth = kill_at, nth
+        self._kill_at, self._nth, self._how = kill_at, nth, how
         self._log = None if log is None else log.open("a", buffering=1)
         self._counts: Counter[str] = Counter()
         self._guard = threading.RLock()
@@ -54,15 +56,22 @@ class Moments:
             if self._log is not None:
                 self._log.write(f"{moment}\n")
             if moment == self._kill_at and self._counts[moment] == self._nth:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), self._how)
 
     def is_next(self, moment: str) -> bool:
         return moment == self._kill_at and self._counts[moment] + 1 == self._nth
 
 
-def watch(root: Path, *, kill_at: str | None = None, nth: int = 1, log: Path | None = None) -> Moments:
+def watch(
+    root: Path,
+    *,
+    kill_at: str | None = None,
+    nth: int = 1,
+    log: Path | None = None,
+    how: int = signal.SIGKILL,
+) -> Moments:
     """Watch everything that this process does from now on; only for a process that is there to be killed."""
-    moments = Moments(root, kill_at, nth, log)
+    moments = Moments(root, kill_at, nth, log, signal.Signals(how))
     _watch_files(moments)
     _watch_stages(moments)
     return moments

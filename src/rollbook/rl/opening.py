@@ -21,7 +21,7 @@ from rollbook.records.token_files import RunIdentity, export_files
 from rollbook.rl.console import Console
 from rollbook.rl.player import Player
 from rollbook.rl.schedule import Schedule
-from rollbook.rl.settings import RlSettings, differences
+from rollbook.rl.settings import RlSettings, SamplerSettings, differences
 from rollbook.rl.tasks import TaskPool, open_pools
 from rollbook.rl.watch import Watch
 from rollbook.runs.reader import open_run
@@ -84,6 +84,7 @@ class Job(NamedTuple):
     stop: StopSignals
     history: dict[str, dict[int, float]]  # by metric and iteration: the rewards so far
     sample_seconds: list[float]
+    late_times: dict[str, float]  # of what came after the last line of metrics; the next one has them
 
     def note(self, i: int, values: Mapping[str, float]) -> None:
         """Remember the rewards of an iteration."""
@@ -123,7 +124,7 @@ def settle(settings: RlSettings, resume: bool | str) -> Start:
 
 def _as_decided(settings: RlSettings, before: Mapping[str, object]) -> RlSettings:
     """The choices for the machine that the first process of a run made, unless they are set by hand."""
-    stored = msgspec.convert(before, RlSettings, strict=False)
+    stored = msgspec.convert(before, _Decided, strict=False)
     return msgspec.structs.replace(
         settings,
         threads=settings.threads or stored.threads,
@@ -134,6 +135,14 @@ def _as_decided(settings: RlSettings, before: Mapping[str, object]) -> RlSetting
             max_length=settings.sampler.max_length or stored.sampler.max_length,
         ),
     )
+
+
+class _Decided(msgspec.Struct):
+    """The part of a config.json that says what was chosen for the machine."""
+
+    threads: int | None
+    micro_batch_tokens: int | None
+    sampler: SamplerSettings
 
 
 def decide(settings: RlSettings, model: Model, device: torch.device) -> RlSettings:
@@ -201,7 +210,7 @@ def open_job(
 ) -> Iterator[Job]:
     """Tasks and sampler first, which may refuse the settings; the record last, which changes files."""
     with ExitStack() as opened:
-        pools, held_out = open_pools(settings)
+        pools, held_out = open_pools(settings, log)
         settings = decide_length(settings, trainer.model, [*pools, *held_out.values()])
         policy = open_policy(settings, trainer.model)
         player = opened.enter_context(Player(settings.retry, settings.episode_timeout_s))
@@ -242,6 +251,7 @@ def open_job(
             stop=stop,
             history=defaultdict(dict),
             sample_seconds=[],
+            late_times={},
         )
         for row in open_run(run.files.root).metrics.by_step():
             job.note(int(row["step"]), row)

@@ -83,7 +83,7 @@ class _NoLog:
 def preview(settings: RlSettings, log: Log) -> Preview:
     with ExitStack() as opened:
         settings, trainer = open_trainer(Start(settings, False, None, None), Processes(), log)
-        pools, _ = open_pools(settings)
+        pools, _ = open_pools(settings, log)
         settings = decide_length(settings, trainer.model, pools)
         policy = open_policy(settings, trainer.model)
         player = opened.enter_context(Player(settings.retry, settings.episode_timeout_s))

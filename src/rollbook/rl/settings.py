@@ -14,7 +14,7 @@ from rollbook.records.token_settings import TrainerSettings, with_token_export
 from rollbook.rl import advantages
 from rollbook.rollouts.retry import RetrySettings
 from rollbook.runs.settings import merge, parse_words, read_yaml, refuse_unknown, typed
-from rollbook.train.losses import AnyLoss, ImportanceSampling
+from rollbook.train.losses import AnyLoss, ImportanceSampling, Loss
 from rollbook.train.model_settings import ModelSettings
 from rollbook.train.schedule import Schedule
 
@@ -98,7 +98,7 @@ class RlSettings(msgspec.Struct, kw_only=True, frozen=True):
     max_grad_norm: Amount = 1.0
     minibatches: Count = 1  # optimiser steps per pass over a batch
     epochs: Count = 1  # passes over a batch
-    loss: AnyLoss = ImportanceSampling()
+    loss: AnyLoss = ImportanceSampling()  # or one of the caller's own, see load_settings
     advantage: advantages.Name = "mean"
     truncated: Literal["train", "mask", "drop"] = "train"
     oversample: Annotated[float, msgspec.Meta(ge=1)] = 1.0
@@ -127,15 +127,19 @@ class RlSettings(msgspec.Struct, kw_only=True, frozen=True):
         return math.ceil(self.groups_per_batch * self.oversample)
 
 
-def load_settings(config: Path | Mapping[str, Any], words: Sequence[str] = ()) -> RlSettings:
+def load_settings(
+    config: Path | Mapping[str, Any], words: Sequence[str] = (), *, loss: Loss | None = None
+) -> RlSettings:
     """The settings of a file (or a mapping) with `key=value` words on top; raises a UsageError that names
-    the key.
+    the key. `loss` is one of the caller's own.
     """
     named = str(config) if isinstance(config, Path) else "the settings"
     values = dict(read_yaml(config)) if isinstance(config, Path) else dict(config)
     values = with_token_export(merge(values, parse_words(words)))
     for key in ("meta_info", "runtime_info"):  # blocks of a config that results are handed over in
         values.pop(key, None)
+    if loss is not None:
+        values = {key: value for key, value in values.items() if key not in ("loss", "loss_fn")}
     if "loss_fn" in values:  # tinker's name for it
         if "loss" in values:
             raise UsageError(f"{named}: loss and loss_fn are the same setting; leave out loss_fn")
@@ -152,7 +156,7 @@ def load_settings(config: Path | Mapping[str, Any], words: Sequence[str] = ()) -
             refuse_unknown(entry, EvalSettings, f"evals[{number}]")
     settings = typed(values, RlSettings)
     _check(settings)
-    return settings
+    return settings if loss is None else msgspec.structs.replace(settings, loss=loss)
 
 
 _EXAMPLES = {

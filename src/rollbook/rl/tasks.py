@@ -11,7 +11,7 @@ from rollbook.records.identity import derive_seed, task_digest
 from rollbook.rl.settings import EnvironmentSettings, EvalSettings, RlSettings
 from rollbook.rollouts.types import EnvironmentProtocol, Task
 
-# How many tasks an environment that makes its own is asked for; equal ones count once.
+# How many tasks an environment that makes its own is asked for.
 GENERATED_TASKS = 4096
 
 
@@ -27,7 +27,7 @@ class TaskPool:
     ) -> None:
         self.settings, self.source = settings, source
         self._rows, self._params = rows, dict(params)
-        self._chosen = range(len(rows))
+        self._chosen: Sequence[int] = range(len(rows))
 
     def __len__(self) -> int:
         return len(self._chosen)
@@ -44,28 +44,45 @@ class TaskPool:
         return {name for number in range(len(self)) for name in _names_of(self.task(number))}
 
     def leave_out(self, names: set[str]) -> int:
-        """Drop the tasks that have one of these names, and those that are here twice; returns how many."""
+        """Drop the tasks that have one of these names; returns how many."""
+        return self._keep([place for place in self._chosen if names.isdisjoint(_names_of(self._task(place)))])
+
+    def leave_out_doubles(self) -> int:
+        """Drop every task that an earlier one is equal to; returns how many."""
         kept: list[int] = []
-        seen = set(names)
+        seen: set[str] = set()
         for place in self._chosen:
             if seen.isdisjoint(own := _names_of(self._task(place))):
                 kept.append(place)
                 seen |= own
-        dropped = len(self._chosen) - len(kept)
-        self._chosen = kept if dropped else self._chosen  # type: ignore[assignment]
+        return self._keep(kept)
+
+    def _keep(self, places: list[int]) -> int:
+        dropped = len(self._chosen) - len(places)
+        if dropped:
+            self._chosen = places
         return dropped
 
     def _task(self, place: int) -> Task:
         return self.source.task(self._rows[place], params=self._params)
 
 
-def open_pools(settings: RlSettings) -> tuple[list[TaskPool], dict[str, TaskPool]]:
-    """The pools that are trained on, in the order of `environments`, and the held-out one of each eval."""
+def open_pools(
+    settings: RlSettings, log: Callable[[str], None]
+) -> tuple[list[TaskPool], dict[str, TaskPool]]:
+    """The pools that are trained on, in the order of `environments`, and the held-out one of each eval.
+
+    `log` is told what was left out of them.
+    """
     pools = [_training_pool(settings, environment) for environment in settings.environments]
     held_out = {evaluation.name: _held_out_pool(settings, evaluation, pools) for evaluation in settings.evals}
+    for name, other in held_out.items():
+        if doubles := other.leave_out_doubles():
+            log(f"eval {name}: {len(other)} tasks; {doubles} more are equal to one of them and left out")
     for pool in pools:
         evals = [held_out[e.name] for e in settings.evals if e.environment == pool.settings.label]
-        pool.leave_out(set().union(*(other.names() for other in evals)))
+        if held := pool.leave_out(set().union(*(other.names() for other in evals))):
+            log(f"environment {pool.settings.label}: {len(pool)} tasks; {held} more are held out for evals")
         if not len(pool):
             raise UsageError(
                 f"environment {pool.settings.label!r} has no task left to train on: all of them are held out "
@@ -99,9 +116,7 @@ def _held_out_pool(settings: RlSettings, evaluation: EvalSettings, pools: list[T
                 f"{evaluation.environment!r} has {len(source.rows)} in all; lower evals.tasks"
             )
         rows = list(source.tasks(evaluation.tasks, seed))
-    held_out = TaskPool(pool.settings, source, rows or [], sampling_params(settings, evaluation))
-    held_out.leave_out(set())
-    return held_out
+    return TaskPool(pool.settings, source, rows or [], sampling_params(settings, evaluation))
 
 
 def _open(environment: EnvironmentSettings, file: str | None) -> EnvironmentSource:

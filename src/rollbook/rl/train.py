@@ -80,15 +80,18 @@ def run_iteration(job: Job, i: int) -> None:
     run.finish_iteration(record)
     values |= log.metrics() | floor
     values |= metrics.of_sampling(played.groups, selection)
-    values |= metrics.of_training(steps, rate_of(settings, i)) | clock.metrics()
+    values |= metrics.of_training(steps, rate_of(settings, i)) | clock.metrics() | job.late_times
     values["tokens_per_second"] = values["tokens/sampled"] / clock.without("eval")
     run.log_metrics(values, step=i)
     job.console.iteration(i, values, played.groups)
     job.sample_seconds.append(clock.seconds["sample"])
     job.note(i, values)
     report_findings(job, i, values)
+    job.late_times.clear()
     if is_saved_after(settings, i) or job.stop.asked:
-        save(job, i + 1)
+        with clock("save"):
+            save(job, i + 1)
+        job.late_times["time/save"] = clock.seconds["save"]
 
 
 def plans_of(settings: RlSettings, pools: Sequence[TaskPool], schedule: Schedule, i: int) -> list[GroupPlan]:
@@ -229,7 +232,7 @@ def run_iterations(job: Job) -> RlResult:
     clock = metrics.Clock()
     values = run_evals(job, settings.iterations, clock, is_last=True)
     if values:
-        run.log_metrics(values | clock.metrics(), step=settings.iterations)
+        run.log_metrics(values | clock.metrics() | job.late_times, step=settings.iterations)
     processes.scatter([None] * processes.count)
     newest = newest_complete(read_checkpoints(run.files.checkpoints), run.files.root)
     checkpoint = run.files.root / str(newest.record.state_path) if newest else None

@@ -193,8 +193,9 @@ def read_sequences(
 ) -> Iterator[TokenSequence]:
     """The sequences of one file, in its order.
 
-    `start` and `end` are offsets of lines, as a manifest has them; of a stream only `end` counts. Without an
-    `end` a record that is being written is left alone. `iteration` leaves out those of all others.
+    `start` and `end` are offsets as a manifest has them. They say where lines begin and end; of a stream only
+    the `end` counts, and of Parquet, which is whole, neither. Without an `end` a record that is being written
+    is left alone. `iteration` leaves out the records of all others.
     """
     path = Path(path)
     if not path.exists():
@@ -205,14 +206,17 @@ def read_sequences(
         found = read_table(path, end, iteration)
     else:
         found = _read_jsonl(path, start, end)
-    for sequence in found:
-        if iteration is None or sequence.iteration == iteration:
-            yield sequence
+    try:
+        for sequence in found:
+            if iteration is None or sequence.iteration == iteration:
+                yield sequence
+    except BadLineError as error:
+        before = sum(1 for _ in read_lines(path, end=start)) if start else 0
+        raise BadLineError(path, before + error.line, error.why) from None
 
 
 def _read_jsonl(path: Path, start: int, end: int | None) -> Iterator[TokenSequence]:
-    first = 1 if start == 0 else 1 + sum(1 for _ in read_lines(path, end=start))
-    for line in read_lines(path, start=start, end=end, number=first):
+    for line in read_lines(path, start=start, end=end):
         record = _decoded(path, line)
         check_version(record.schema_version, path, line.number)
         is_foreign = record.iteration is None

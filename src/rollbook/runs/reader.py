@@ -25,12 +25,15 @@ from rollbook.records.layout import TRAIN, Artifact, IterationFile, Layout, RunF
 from rollbook.records.record import AnyRecord, read_records
 from rollbook.records.rollouts import RolloutSummary
 from rollbook.records.run_info import Attempt, RunInfo, read_run_info
+from rollbook.records.token_files import TOKEN_EXPORTS
 from rollbook.records.transcripts import Transcript
 from rollbook.runs.follow import Follower
 from rollbook.runs.metrics_view import Metrics
 
 if TYPE_CHECKING:
     import duckdb
+
+    from rollbook.records.tokens import TokenSequence
 
 
 class Iteration(NamedTuple):
@@ -96,6 +99,12 @@ class RunReader:
 
     def transcripts(self, iteration: int | None = None, split: str | None = None) -> Iterator[Transcript]:
         return self._records(Artifact.TRANSCRIPTS, Transcript, iteration, split)
+
+    def tokens(self, iteration: int | None = None, split: str | None = TRAIN) -> Iterator[TokenSequence]:
+        """What the trainer saw of every token, by the sequence: from the token exports of all processes."""
+        from rollbook.records.token_places import exported_sequences
+
+        return exported_sequences(self.files.root, self.info, iteration=iteration, split=split)
 
     def conversations(self, iteration: int | None = None, split: str | None = None) -> Iterator[Conversation]:
         """Every conversation: from the transcripts, or from the logtree where there are none."""
@@ -168,12 +177,16 @@ def open_run(path: str | Path) -> RunReader:
     if not _holds_run(root):
         below = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and _holds_run(entry))
         hint = f"; its runs are below it, e.g. {root / below[0]}" if below else ""
-        raise UsageError(f"{root} is not a run: it has no run.json, metrics.jsonl or iteration files{hint}")
+        raise UsageError(
+            f"{root} is not a run: it has no run.json, metrics.jsonl, iteration files "
+            f"or {TOKEN_EXPORTS}/{hint}"
+        )
     return RunReader(root)
 
 
 def _holds_run(root: Path) -> bool:
-    if any((root / name).exists() for name in ("run.json", "metrics.jsonl", "checkpoints.jsonl")):
+    names = ("run.json", "metrics.jsonl", "checkpoints.jsonl", TOKEN_EXPORTS)
+    if any((root / name).exists() for name in names):
         return True
     return next(RunFiles(root).iteration_files(), None) is not None
 

@@ -1,0 +1,349 @@
+"""Token exports, read: ours as JSON lines, Parquet or the open Arrow stream, and prime-rl's.
+
+    for sequence in read_sequences("run/token_exports/rank_0.jsonl"):
+        kl = sequence.get("mismatch_kl")
+
+A sequence is one training row with its columns as numpy arrays: floats are float32 with NaN where there is no
+value, masks are bool. A column that does not apply is None, one that was left out is not there. What follows
+from other columns is computed where it is not stored. A line or a batch is read at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, UnsetType
+
+from rollbook.errors import BadFileError, BadLineError
+from rollbook.records.jsonl import Line, read_lines
+from rollbook.records.layout import TRAIN
+from rollbook.records.record import decode_line
+from rollbook.records.token_columns import derived
+from rollbook.records.token_files import PARQUET, SCHEMA_VERSION, STREAM
+from rollbook.records.token_settings import COLUMNS, MASKS, SOMETIMES
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_FOREIGN = ("rl_weights", "ce_weights", "ref_kl_weights")  # prime-rl's
+ALL_COLUMNS = (*COLUMNS, *SOMETIMES, *_FOREIGN)
+_SAME = (
+    "run_id", "attempt", "optim_step", "rank", "micro_step", "micro_sequence_idx", "export_sequence_idx",
+    "group_idx", "traj_idx", "part", "task_id", "env_name", "policy_version", "text",
+)  # fmt: skip
+_INTEGERS = ("token_ids", "position_ids", "text_offsets")
+_BOOLEANS = ("loss_mask", *MASKS)
+# Where prime-rl has a placeholder for the sampler's logprob, these say nothing.
+_OF_INFERENCE = (
+    "inference_logprobs", "log_importance_ratio", "importance_ratio", "mismatch_kl", "prob_delta",
+)  # fmt: skip
+_OF_BOTH = frozenset(("log_importance_ratio", "mismatch_kl", "prob_delta"))
+_NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+_Ints = list[int] | None | UnsetType
+_Floats = list[float | None] | None | UnsetType
+_Bools = list[bool | None] | None | UnsetType
+
+
+class TurnSpan(msgspec.Struct, kw_only=True):
+    """The tokens of a row that one turn sampled."""
+
+    step_idx: int
+    start: int
+    end: int
+    policy_version: int | None = None
+    temperature: float | None = None
+
+
+class Keys(msgspec.Struct, kw_only=True):
+    """What a record says beside its columns; prime-rl's have `step` and no `iteration`."""
+
+    schema_version: int = 1
+    run_id: str | None = None
+    attempt: int | None = None
+    split: str | None = None
+    iteration: int | None = None
+    step: int | None = None
+    optim_step: int | None = None
+    rank: int | None = None
+    micro_step: int | None = None
+    micro_sequence_idx: int | None = None
+    export_sequence_idx: int | None = None
+    group_idx: int | None = None
+    traj_idx: int | None = None
+    part: int | None = None
+    task_id: str | None = None
+    env_name: str | None = None
+    policy_version: int | None = None
+    turns: list[TurnSpan] | None = None
+    text: str | None = None
+
+
+class _Line(Keys, kw_only=True):
+    """A line, ours or prime-rl's."""
+
+    token_ids: list[int]
+    text_offsets: list[int] | None = None
+    position_ids: _Ints = UNSET
+    loss_mask: _Bools = UNSET
+    rewards: _Floats = UNSET
+    advantages: _Floats = UNSET
+    inference_logprobs: _Floats = UNSET
+    trainer_logprobs: _Floats = UNSET
+    entropy: _Floats = UNSET
+    log_importance_ratio: _Floats = UNSET
+    importance_ratio: _Floats = UNSET
+    mismatch_kl: _Floats = UNSET
+    prob_delta: _Floats = UNSET
+    is_masked: _Bools = UNSET
+    is_masked_high: _Bools = UNSET
+    is_masked_low: _Bools = UNSET
+    reference_logprobs: _Floats = UNSET
+    weights: _Floats = UNSET
+    rl_weights: _Floats = UNSET
+    ce_weights: _Floats = UNSET
+    ref_kl_weights: _Floats = UNSET
+    nonfinite: dict[str, list[tuple[int, str]]] = {}
+
+
+@dataclass(kw_only=True)
+class TokenSequence:
+    """One training row of a trajectory. `step` is the iteration, under the name metrics.jsonl has for it."""
+
+    split: str
+    iteration: int
+    run_id: str | None = None
+    attempt: int | None = None
+    optim_step: int | None = None
+    rank: int | None = None
+    micro_step: int | None = None
+    micro_sequence_idx: int | None = None
+    export_sequence_idx: int | None = None
+    group_idx: int | None = None
+    traj_idx: int | None = None
+    part: int | None = None
+    task_id: str | None = None
+    env_name: str | None = None
+    policy_version: int | None = None
+    turns: list[TurnSpan] = field(default_factory=list)
+    text: str | None = None
+    text_offsets: Array | None = None  # the byte of `text` in UTF-8 at which each token begins
+    columns: dict[str, Array | None]
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def step(self) -> int:
+        return self.iteration
+
+    @property
+    def token_ids(self) -> Array:
+        token_ids = self.columns["token_ids"]
+        assert token_ids is not None
+        return token_ids
+
+    def get(self, name: str) -> Array | None:
+        """A column; None where it does not apply, or was left out."""
+        return self.columns.get(name)
+
+    @cached_property
+    def turn_of(self) -> Array:
+        """For each token the index in `turns` of the turn that sampled it, -1 for those nobody sampled."""
+        turn_of = np.full(len(self), -1, np.int32)
+        for index, turn in enumerate(self.turns):
+            turn_of[turn.start : turn.end] = index
+        return turn_of
+
+    @cached_property
+    def sampled(self) -> Array:
+        """Which tokens the loss saw; where no trainer said so, those that the policy sampled."""
+        loss_mask = self.get("loss_mask")
+        return self.turn_of >= 0 if loss_mask is None else loss_mask
+
+    @cached_property
+    def _bytes(self) -> bytes | None:
+        return None if self.text is None else self.text.encode()
+
+    def piece(self, index: int) -> bytes | None:
+        """The bytes of one token; None where the record has no text. They may be a part of a character."""
+        if self._bytes is None or self.text_offsets is None:
+            return None
+        after = index + 1
+        end = self.text_offsets[after] if after < len(self.text_offsets) else len(self._bytes)
+        return self._bytes[self.text_offsets[index] : end]
+
+
+def piece_text(piece: bytes) -> str:
+    """A token as text; one that is only a part of a character, with its bytes as `\\xE6`."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "".join(chr(byte) if 32 <= byte < 127 else f"\\x{byte:02X}" for byte in piece)
+
+
+def read_sequences(
+    path: Path | str, *, start: int = 0, end: int | None = None, iteration: int | None = None
+) -> Iterator[TokenSequence]:
+    """The sequences of one file, in its order.
+
+    `start` and `end` are offsets as a manifest has them. They say where lines begin and end; of a stream only
+    the `end` counts, and of Parquet, which is whole, neither. Without an `end` a record that is being written
+    is left alone. `iteration` leaves out the records of all others.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise BadFileError(path, "is not there; restore it, or move the rest of the export away")
+    if path.suffix in (PARQUET, STREAM):
+        from rollbook.records.token_tables import read_table
+
+        found = read_table(path, end, iteration)
+    else:
+        found = _read_jsonl(path, start, end)
+    try:
+        for sequence in found:
+            if iteration is None or sequence.iteration == iteration:
+                yield sequence
+    except BadLineError as error:
+        before = sum(1 for _ in read_lines(path, end=start)) if start else 0
+        raise BadLineError(path, before + error.line, error.why) from None
+
+
+def _read_jsonl(path: Path, start: int, end: int | None) -> Iterator[TokenSequence]:
+    for line in read_lines(path, start=start, end=end):
+        record = _decoded(path, line)
+        check_version(record.schema_version, path, line.number)
+        is_foreign = record.iteration is None
+        arrays = {name: getattr(record, name) for name in ALL_COLUMNS}
+        try:
+            columns = {
+                name: None if _says_nothing(values, is_foreign) else array_of(name, values)
+                for name, values in arrays.items()
+                if not isinstance(values, UnsetType)
+            }
+            offsets = None if record.text_offsets is None else array_of("text_offsets", record.text_offsets)
+            _restore(columns, record.nonfinite)
+        except (OverflowError, IndexError, KeyError, TypeError) as error:
+            raise BadLineError(path, line.number, f"not a token record: {error}") from None
+        yield made(record, columns, offsets, path, line.number)
+
+
+def _decoded(path: Path, line: Line) -> _Line:
+    try:
+        return _DECODER.decode(line.data)
+    except msgspec.ValidationError as error:
+        raise BadLineError(path, line.number, f"not a token record: {error}") from None
+    except msgspec.DecodeError:
+        plain = decode_line(path, line)  # says what is wrong, or takes a bare NaN of another writer
+        plain.pop("nonfinite", None)
+    try:
+        return msgspec.convert(plain, _Line)
+    except msgspec.ValidationError as error:
+        raise BadLineError(path, line.number, f"not a token record: {error}") from None
+
+
+_DECODER = msgspec.json.Decoder(_Line)
+
+
+def array_of(name: str, values: Sequence[Any] | Array) -> Array:
+    if name in _INTEGERS:
+        return np.array(values, np.int32)
+    if name in _BOOLEANS:
+        return np.array(values, np.bool_)  # null is false
+    return np.array(values, np.float32)  # null is NaN
+
+
+def _says_nothing(values: Sequence[Any] | None, is_foreign: bool) -> bool:
+    """Where a column does not apply it is null, and prime-rl writes a null for each token."""
+    if values is None:
+        return True
+    return is_foreign and len(values) > 0 and values.count(None) == len(values)
+
+
+def _restore(columns: Mapping[str, Array | None], nonfinite: Mapping[str, list[tuple[int, str]]]) -> None:
+    for name, values in nonfinite.items():
+        column = columns.get(name)
+        for offset, word in values if column is not None else ():
+            column[offset] = _NONFINITE[word]  # type: ignore[index]
+
+
+def check_version(version: int, path: Path, number: int) -> None:
+    if version > SCHEMA_VERSION:
+        raise BadLineError(
+            path,
+            number,
+            f"has schema_version {version}, and this Rollbook knows {SCHEMA_VERSION}; "
+            "read it with a newer one",
+        )
+
+
+def made(
+    keys: Keys, columns: dict[str, Array | None], offsets: Array | None, path: Path, number: int
+) -> TokenSequence:
+    """The sequence of a record of any kind of file, once it is known to fit together."""
+    is_foreign = keys.iteration is None
+    iteration = keys.step if is_foreign else keys.iteration
+    if iteration is None:
+        raise BadLineError(path, number, "not a token record: it has neither iteration nor step")
+    _check_lengths(columns, offsets, keys.turns or [], path, number)
+    if is_foreign:
+        _forget_placeholders(columns)
+    _derive(columns)
+    same = {name: getattr(keys, name) for name in _SAME}
+    return TokenSequence(
+        **same,
+        split=keys.split or TRAIN,
+        iteration=iteration,
+        turns=keys.turns or [],
+        text_offsets=offsets,
+        columns=columns,
+    )
+
+
+def _check_lengths(
+    columns: Mapping[str, Array | None],
+    offsets: Array | None,
+    turns: Sequence[TurnSpan],
+    path: Path,
+    number: int,
+) -> None:
+    token_ids = columns.get("token_ids")
+    if token_ids is None:
+        raise BadLineError(path, number, "not a token record: it has no token_ids")
+    size = len(token_ids)
+    for name, column in {**columns, "text_offsets": offsets}.items():
+        if column is not None and len(column) != size:
+            raise BadLineError(path, number, f"{name} has {len(column)} values for {size} tokens")
+    for turn in turns:
+        if not 0 <= turn.start <= turn.end <= size:
+            raise BadLineError(
+                path, number, f"turn {turn.step_idx} is {turn.start} to {turn.end} of {size} tokens"
+            )
+
+
+def _forget_placeholders(columns: dict[str, Array | None]) -> None:
+    loss_mask = columns.get("loss_mask")
+    for name in _OF_INFERENCE:
+        column = columns.get(name)
+        if column is not None and loss_mask is not None:
+            columns[name] = np.where(loss_mask, column, np.float32(math.nan))
+
+
+def _derive(columns: dict[str, Array | None]) -> None:
+    """What a writer left out because it follows from the rest."""
+    token_ids = columns["token_ids"]
+    assert token_ids is not None
+    columns.setdefault("position_ids", np.arange(len(token_ids), dtype=np.int32))
+    if "inference_logprobs" in columns and "trainer_logprobs" in columns:
+        missing = [
+            name for name in ("log_importance_ratio", "mismatch_kl", "prob_delta") if name not in columns
+        ]
+        if missing:
+            found = derived(columns["inference_logprobs"], columns["trainer_logprobs"])
+            columns |= {name: found[name] for name in missing}

@@ -24,6 +24,7 @@ from rollbook.rl.schedule import Schedule
 from rollbook.rl.settings import RlSettings, SamplerSettings, differences
 from rollbook.rl.tasks import TaskPool, open_pools
 from rollbook.rl.watch import Watch
+from rollbook.runs.random_state import seed_generators
 from rollbook.runs.reader import open_run
 from rollbook.runs.run import Run
 from rollbook.runs.start import START_OVER
@@ -179,6 +180,7 @@ def decide_length(settings: RlSettings, model: Model, pools: Sequence[TaskPool])
 def open_trainer(start: Start, processes: Processes, log: Log) -> tuple[RlSettings, Trainer]:
     """Load the weights (of the checkpoint, where the run continues) and everything that changes them."""
     settings = start.settings
+    seed_generators(settings.seed)
     model = load_model(
         settings.model, seed=settings.seed, dtype=DTYPES[settings.model.dtype], checkpoint=start.checkpoint
     )

@@ -19,6 +19,15 @@ from rollbook.errors import BadFileError
 RANDOM_STATE = "random_state.json"
 
 
+def seed_generators(seed: int) -> None:
+    """Begin every generator of this process anew: ours, and those that a model's or a user's code may ask."""
+    random.seed(seed)
+    if (numpy := _imported("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)
+    if (torch := _imported("torch")) is not None:
+        torch.manual_seed(seed)
+
+
 def capture_random_state() -> dict[str, Any]:
     """Plain values that `json` takes. numpy and torch are asked only if this process has imported them:
     one that another thread (that of a tracker, say) is still importing has drawn no number yet."""

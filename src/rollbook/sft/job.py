@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +11,7 @@ import torch
 
 from rollbook.errors import UsageError
 from rollbook.policies.chat_format import ChatFormat
+from rollbook.runs.random_state import seed_generators
 from rollbook.sft.epochs import Batches, Epochs
 from rollbook.sft.settings import SftSettings
 from rollbook.sft.token_store import Corpus, open_corpus
@@ -57,7 +57,7 @@ def open_job(
 ) -> Job:
     """Load the model (of the checkpoint, where the run is resumed), tokenise the data, check both."""
     training, data, cache = settings.training, settings.data, artifacts / "data" / "tokens"
-    _seed_generators(training.seed + processes.rank)
+    seed_generators(training.seed + processes.rank)
     # Sharded weights stay in float32 and are computed with in `dtype`; one process keeps copies instead.
     dtype = torch.float32 if processes.are_several else DTYPES[settings.model.dtype]
     model = load_model(settings.model, seed=training.seed, dtype=dtype, checkpoint=checkpoint)
@@ -92,13 +92,6 @@ def open_engine(job: Job) -> Engine:
         plain = not processes.are_several and not settings.model.gradient_checkpointing
         model.compile_blocks(cuda_graphs=plain and optimizer.frees_model_gradients)
     return Engine(model, optimizer, processes, dropout=True, entropy=False)
-
-
-def _seed_generators(seed: int) -> None:
-    """All generators, ours and those that a model's code may ask."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 def _chat_template(settings: SftSettings) -> str | None:

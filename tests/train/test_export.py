@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from helpers.core import core_engine, core_model
 from rollbook.errors import RollbookError, UsageError
-from rollbook.records.token_files import RunIdentity, committed_files, read_manifest
+from rollbook.records.token_files import RunIdentity, read_manifest
+from rollbook.records.token_places import files_of
 from rollbook.records.token_settings import TokenExportSettings, with_token_export
 from rollbook.tiny import write_tiny_tokenizer
 from rollbook.train.batch import Batch, Example, ExampleKey, packed_batch, padded_batch
@@ -122,7 +123,7 @@ def exported(
 
 def lines(root: Path) -> list[dict[str, Any]]:
     found = []
-    for file in committed_files(root / "token_exports" / "manifest.jsonl"):
+    for file in files_of(root / "token_exports" / "manifest.jsonl"):
         data = file.path.read_bytes()[: file.end]
         found += [json.loads(line) for line in data.splitlines()]
     return found

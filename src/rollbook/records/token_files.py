@@ -137,33 +137,6 @@ def read_manifest(path: Path) -> Iterator[ExportedStep]:
         yield step
 
 
-class Committed(NamedTuple):
-    """A file that holds records, and how much of it counts; None for a part that is closed."""
-
-    path: Path
-    rank: int
-    end: int | None
-
-
-def committed_files(manifest: Path) -> list[Committed]:
-    """Every file that the manifest names, as it is on the disk; a missing one with its final name."""
-    ends: dict[tuple[int, str], int] = {}
-    for step in read_manifest(manifest):
-        for part in step.ranks:
-            if part.file is not None:
-                ends[part.rank, part.file] = part.end
-    found = []
-    for (rank, name), end in sorted(ends.items()):
-        path = manifest.with_name(name)
-        if path.suffix != PARQUET:
-            found.append(Committed(path, rank, end))
-        elif path.exists() or not path.with_suffix(STREAM).exists():
-            found.append(Committed(path, rank, None))
-        else:
-            found.append(Committed(path.with_suffix(STREAM), rank, end))
-    return found
-
-
 def refuse_foreign(files: ExportFiles, *, run_id: str) -> None:
     """Raise where the files of another run, or of another program, stand in the way."""
     for step in read_manifest(files.manifest):

@@ -237,7 +237,7 @@ def to_parquet(stream: Path) -> Path:
                 compression_level=1,
                 use_dictionary=[n for n in reader.schema.names if n not in (*_FLOATS, *plain)],
                 column_encoding={f"{name}.list.element": "DELTA_BINARY_PACKED" for name in plain},
-                write_statistics=False,
+                write_statistics=["iteration"],  # lets a reader skip groups
             ) as writer,
         ):
             waiting: list[Any] = []

@@ -4,7 +4,7 @@
 |---|---|
 | `model.safetensors` (or the adapters), `config.json`, tokenizer files | as `from_pretrained` reads them |
 | `optimizer.safetensors` | Adam's moments and steps, and the float32 copies of weights in a lower precision |
-| `random_state.json`, with several processes `random_state_<rank>.json` | of every generator |
+| `random_state.json`, of a sharded model `random_state_<rank>.json` for each process | of every generator |
 | `training_state.json` | what the job adds: plain JSON |
 
 Nothing here is a pickle, so loading runs no code of whoever wrote the files. Equal states give equal bytes,
@@ -40,10 +40,15 @@ _PICKLE = "optimizer.pt"
 def save_training_state(
     directory: Path, model: Model, optimizer: Optimizer, extra: Mapping[str, Any] | None = None
 ) -> None:
-    """Write everything into a directory that exists. All processes call it; `extra` is the first one's."""
-    weights = _whole_weights(model)
+    """Write everything into a directory that exists; `extra` is the first process's.
+
+    All processes call it where the model is sharded. Of copies that are all equal, the first process calls it
+    alone.
+    """
+    is_sharded = _is_sharded(model)
+    weights = _whole_weights(model) if is_sharded else None
     moments = _whole_tensors(_named(model, optimizer))
-    (directory / _random_name()).write_bytes(encode_random_state())
+    (directory / _random_name(model)).write_bytes(encode_random_state())
     if _rank() == 0:
         model.model.save_pretrained(directory, state_dict=weights)
         model.tokenizer.save_pretrained(directory)
@@ -51,7 +56,7 @@ def save_training_state(
         save_file(moments, directory / OPTIMIZER)
         text = json.dumps(extra or {}, sort_keys=True, indent=2, allow_nan=False)
         (directory / EXTRA).write_text(f"{text}\n")
-    if dist.is_initialized():
+    if is_sharded:
         dist.barrier()
     if _rank() == 0:
         _give_modes_of_umask(directory)
@@ -63,7 +68,7 @@ def load_training_state(directory: Path, model: Model, optimizer: Optimizer) -> 
     The weights and the tokenizer are already there: `load_model(..., checkpoint=directory)` reads them.
     """
     extra = read_extra(directory)
-    random_state = directory / _random_name()
+    random_state = directory / _random_name(model)
     if not random_state.exists():
         raise BadFileError(
             directory, f"has no {random_state.name}; resume with as many processes as it was saved with"
@@ -132,10 +137,11 @@ def _whole_tensors(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     return kept
 
 
-def _whole_weights(model: Model) -> dict[str, Any] | None:
-    """None where no weight is sharded: the model can save itself."""
-    if not any(hasattr(parameter, "full_tensor") for parameter in model.model.parameters()):
-        return None
+def _is_sharded(model: Model) -> bool:
+    return any(hasattr(parameter, "full_tensor") for parameter in model.model.parameters())
+
+
+def _whole_weights(model: Model) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -180,6 +186,5 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def _random_name() -> str:
-    several = dist.is_initialized() and dist.get_world_size() > 1
-    return f"random_state_{_rank()}.json" if several else "random_state.json"
+def _random_name(model: Model) -> str:
+    return f"random_state_{_rank()}.json" if _is_sharded(model) else "random_state.json"

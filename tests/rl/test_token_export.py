@@ -1,0 +1,202 @@
+"""The token export of whole runs: joined to the rollouts, on several processes, after kills."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from helpers.equal_runs import differences
+from helpers.rl_runs import finish, settings_of, start, write_setup
+from helpers.trainer import run_several
+from rollbook.records.iterations import Fate, read_iterations
+from rollbook.records.token_files import read_manifest
+from rollbook.records.token_places import files_of
+from rollbook.records.tokens import read_sequences
+from rollbook.records.transcripts import Transcript
+from rollbook.rl.settings import RlSettings, load_settings
+from rollbook.rl.train import train
+
+KINDS = ("jsonl", "parquet")
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_setup(tmp_path_factory.mktemp("rl"))
+
+
+def exporting(setup: Path, log_path: Path, *, export: Any = None, **changes: Any) -> RlSettings:
+    """Losses that mask, several optimiser steps, and the export on."""
+    loss = {"name": "ppo", "clip_low": 0.0001, "clip_high": 0.0001}
+    block = {"experimental": {"token_export": export}}
+    return settings_of(
+        setup, log_path, **({"loss": loss, "minibatches": 2, "trainer": block, "evals": []} | changes)
+    )
+
+
+def sequences(manifest: Path) -> list[Any]:
+    found = []
+    for file in files_of(manifest):
+        found += read_sequences(file.path, end=file.end)
+    return found
+
+
+def manifest_of(run: Path) -> Path:
+    return run / "token_exports" / "manifest.jsonl"
+
+
+def transcripts(run: Path) -> dict[tuple[int, int, int], Transcript]:
+    found = {}
+    for path in run.glob("train_iteration_*_transcripts.jsonl"):
+        for line in path.read_bytes().splitlines():
+            record = Transcript.from_plain(json.loads(line))
+            found[record.iteration, record.group_idx, record.traj_idx] = record
+    return found
+
+
+def test_an_empty_block_exports_every_trained_rollout(setup: Path, tmp_path: Path) -> None:
+    train(exporting(setup, tmp_path / "run"), log=lambda _: None)
+    follow(tmp_path / "run", processes=1)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert all(line["time/token_export"] > 0 for line in lines)
+    assert any(
+        sequence.columns["is_masked_high"].any() and sequence.columns["is_masked_low"].any() is not None
+        for sequence in sequences(manifest_of(tmp_path / "run"))
+    )
+
+
+def follow(run: Path, *, processes: int) -> None:
+    """Every trained rollout from what the environment said to the tokens in the export, and nothing else."""
+    told = transcripts(run)
+    fates = {
+        (record.iteration, fate.group_idx, fate.traj_idx): fate
+        for record in read_iterations(run / "iterations.jsonl")
+        for fate in record.rollouts or ()
+        if record.split == "train"
+    }
+    found = {}
+    for sequence in sequences(manifest_of(run)):
+        key = sequence.iteration, sequence.group_idx, sequence.traj_idx
+        assert key not in found
+        found[key] = sequence
+    assert found.keys() == {key for key, fate in fates.items() if fate.fate is Fate.TRAINED}
+    assert {sequence.rank for sequence in found.values()} == set(range(processes))
+    for key, sequence in found.items():
+        transcript = told[key]
+        (turn,) = transcript.to_turns()
+        prompt = len(turn.prompt_token_ids or ())
+        ids = [*(turn.prompt_token_ids or ()), *(turn.token_ids or ())]
+        assert sequence.token_ids.tolist() == ids
+        assert sequence.columns["loss_mask"].tolist() == [False] * prompt + [True] * (len(ids) - prompt)
+        # The reward is what the environment gave this turn: a vowel in the reply or none.
+        said = transcript.messages[-1]["content"] if len(transcript.messages) > 1 else ""
+        assert transcript.total_reward == float(any(vowel in said for vowel in "aeiou"))
+        assert sequence.columns["rewards"][prompt:].tolist() == [transcript.total_reward] * (
+            len(ids) - prompt
+        )
+        wanted = fates[key].advantage
+        assert sequence.columns["advantages"][prompt:].tolist() == [
+            pytest.approx(wanted, rel=1e-6)
+        ] * (len(ids) - prompt)  # fmt: skip
+        assert sequence.columns["inference_logprobs"][prompt:].tolist() == pytest.approx(turn.logprobs)
+        assert sequence.task_id == transcript.task_id and sequence.policy_version == key[0]
+        masked = sequence.columns["is_masked"]
+        if not masked[prompt:].any():
+            continue
+        ratio = sequence.columns["importance_ratio"]
+        high = (ratio > 1.0001) & (sequence.columns["advantages"] > 0)
+        low = (ratio < 0.9999) & (sequence.columns["advantages"] < 0)
+        assert (masked == (high | low)).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_write_a_file_each_also_to_one_path(setup: Path, tmp_path: Path, kind: str) -> None:
+    ending = {"jsonl": "x.jsonl", "parquet": "x.parquet"}[kind]
+    settings = exporting(
+        setup, tmp_path / "run", processes=2, iterations=4, export={"path": ending, "format": kind}
+    )
+    environment = {"ROLLBOOK_SETTINGS": msgspec.json.encode(settings).decode()}
+    run_several(2, "rollbook.rl.main", "--artifacts", tmp_path / "artifacts", **environment)
+    manifest = tmp_path / "run" / "x_manifest.jsonl"
+    (tmp_path / "run" / "token_exports").mkdir()
+    steps = list(read_manifest(manifest))
+    assert [step.iteration for step in steps] == [0, 1, 2, 3]
+    for step in steps:
+        assert [part.rank for part in step.ranks] == [0, 1] and step.complete
+        assert step.records == sum(part.records for part in step.ranks) == step.sequences
+    files = files_of(manifest)
+    assert len({file.path.name[:8] for file in files}) == 2
+    manifest.rename(manifest_of(tmp_path / "run"))  # where `follow` looks
+    for file in files:
+        file.path.rename(tmp_path / "run" / "token_exports" / file.path.name)
+    follow(tmp_path / "run", processes=2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_was_killed_exports_what_an_untouched_one_does(
+    setup: Path, tmp_path: Path, kind: str
+) -> None:
+    def settings(name: str) -> RlSettings:
+        return exporting(setup, tmp_path / name, export={"format": kind})
+
+    finish(settings("whole"), log=tmp_path / "moments")
+    moments = [
+        moment for moment in (tmp_path / "moments").read_text().splitlines() if "token_exports" in moment
+    ]
+    assert moments
+    chosen = sorted(set(moments))
+    for number, moment in enumerate(chosen):
+        name = f"killed-{number}"
+        nth = max(1, moments.count(moment) * 2 // 3)
+        with start(settings(name), kill_at=moment, nth=nth) as trainer:
+            assert trainer.wait() == -9, f"{moment}: {trainer.output}"
+        finish(settings(name), "--resume")
+        assert not [
+            line for line in differences(tmp_path / name, tmp_path / "whole") if ".parquet" not in line
+        ], moment  # fmt: skip
+        follow_pairs(tmp_path / name, tmp_path / "whole")
+
+
+def follow_pairs(one: Path, other: Path) -> None:
+    """The same records in the same order, but for the run and the attempt."""
+    found, wanted = (sequences(manifest_of(run)) for run in (one, other))
+    assert len(found) == len(wanted)
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert (mine.iteration, mine.group_idx, mine.traj_idx) == (
+            theirs.iteration, theirs.group_idx, theirs.traj_idx
+        )  # fmt: skip
+        assert mine.text == theirs.text and mine.token_ids.tolist() == theirs.token_ids.tolist()
+        for name, column in theirs.columns.items():
+            assert (column is None) == (mine.columns[name] is None)
+            if column is not None:
+                assert column.tobytes() == mine.columns[name].tobytes(), name
+
+
+def test_the_export_changes_nothing_of_the_training(setup: Path, tmp_path: Path) -> None:
+    train(exporting(setup, tmp_path / "on", export={"format": "parquet"}), log=lambda _: None)
+    train(exporting(setup, tmp_path / "off", export=False), log=lambda _: None)
+    names = [line for line in differences(tmp_path / "on", tmp_path / "off") if "token_exports" not in line]
+    assert [line for line in names if not line.startswith("config.json")] == []
+
+
+def test_off_and_on_again_on_resume(setup: Path, tmp_path: Path) -> None:
+    """An old export is taken back with the run, even if the new settings have none."""
+    log = tmp_path / "run"
+    train(exporting(setup, log, iterations=4), log=lambda _: None)
+    train(exporting(setup, log, iterations=6, export=False), resume=True, log=lambda _: None)
+    assert [step.iteration for step in read_manifest(manifest_of(log))] == [0, 1, 2, 3]
+    train(exporting(setup, log, iterations=8), resume=True, log=lambda _: None)
+    assert [step.iteration for step in read_manifest(manifest_of(log))] == [0, 1, 2, 3, 6, 7]
+    train(exporting(setup, log, iterations=8), resume="000002", log=lambda _: None)
+    assert [step.iteration for step in read_manifest(manifest_of(log))] == [*range(8)]
+    follow(log, processes=1)
+
+
+def test_the_settings_of_a_finished_run_are_settings_again(setup: Path, tmp_path: Path) -> None:
+    train(exporting(setup, tmp_path / "off", export=False, iterations=1), log=lambda _: None)
+    assert load_settings(tmp_path / "off" / "config.json").trainer.token_export is None
+    train(exporting(setup, tmp_path / "on", iterations=1), log=lambda _: None)
+    assert load_settings(tmp_path / "on" / "config.json").trainer.token_export is not None

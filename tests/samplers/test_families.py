@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollbook.samplers.selftest import check_model, has_experts, rows_are_independent
+from rollbook.samplers.selftest import check_model, has_experts, make_rows_independent, rows_are_independent
 from rollbook.train.batch import Example
 from rollbook.train.checks import SelfTestError, head_matches
 from rollbook.train.model import Model
@@ -75,7 +75,7 @@ def test_a_dense_decoder_samples_as_it_is_trained(family: str) -> None:
         model.use_packing(packs)
         assert check_model(model, 128) < CLOSE
         assert model.packs == packs
-    assert rows_are_independent(engine_of(model.base, slots=6))
+    assert make_rows_independent(engine_of(model.base, slots=6))
     assert not has_experts(model.base.config)
     assert [(weight.data_ptr(), weight.dtype) for weight in model.base.parameters()] == weights
 
@@ -117,4 +117,4 @@ def test_bfloat16_weights_are_compared_as_float32_and_come_back() -> None:
     after = model.base.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     assert {value.dtype for value in after.values()} == {torch.bfloat16}
-    assert rows_are_independent(engine_of(model.base, slots=6))
+    assert make_rows_independent(engine_of(model.base, slots=6))

@@ -24,7 +24,7 @@ from rollbook.rollouts.types import Completion, FailureKind, OutOfTokens, Reques
 from rollbook.samplers.engine import Engine, Sampled, Wanted
 from rollbook.samplers.policy_kind import LocalSettings
 from rollbook.samplers.sampling import Sampling, invalid, plain_params
-from rollbook.samplers.selftest import check_model, has_experts, rows_are_independent
+from rollbook.samplers.selftest import check_model, has_experts, make_rows_independent
 from rollbook.samplers.stops import before_stop
 from rollbook.samplers.thread import SamplingThread
 from rollbook.train.checks import SelfTestError
@@ -212,12 +212,8 @@ class _Shared:
         self.version = version
 
     def check_independence(self, config: Any, *, refuse: bool) -> None:
-        if not has_experts(config):
-            if rows_are_independent(self.engine):
-                return
-            self.engine.read_all()
-            if rows_are_independent(self.engine):
-                return
+        if not has_experts(config) and make_rows_independent(self.engine):
+            return
         family = config.model_type
         why = f"what a {family} model samples for a request depends on the requests that are sampled with it"
         if refuse:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-_HANDED_DOWN = "ROLLBOOK_TESTS_IGNORE"  # pytest-xdist's workers are children too: they must go on ignoring
+_HANDED_DOWN = "TESTS_IGNORE_SIGNALS"  # pytest-xdist's workers are children too: they must go on ignoring
 
 
 def let_children_hear_signals() -> None:

@@ -136,8 +136,9 @@ def run_rollbook(size: str, iterations: int) -> dict[str, Any]:
     seconds = [after - before for before, after in pairwise(ended)][WARM_UP - 1 : -1]
     tokens = [row["tokens/sampled"] for row in rows][WARM_UP:-1]
     parts = {
-        stage: statistics.median(row[f"time/{stage}"] for row in rows[WARM_UP:])
-        for stage in ("sample", "train")
+        key: statistics.median(row[key] for row in rows[WARM_UP:-1])
+        for key in sorted(rows[WARM_UP])
+        if key.startswith("time/")
     }
     import torch
     import transformers

@@ -315,7 +315,7 @@ def test_an_error_in_the_thread_reaches_everybody(
     def broken(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("no memory left")
 
-    monkeypatch.setattr("rollbook.samplers.engine.decode_step", broken)
+    monkeypatch.setattr("rollbook.samplers.engine.Engine.step", broken)
 
     async def several() -> list[Completion | BaseException]:
         waiting = [policy.act(asked("abc", seed=seed)) for seed in range(10)]

@@ -8,6 +8,7 @@ which is everything the template writes between the stop token of a reply and th
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,6 +57,7 @@ class ChatFormat:
         self._response_template = response_template
         self._parser: ReplyParser | None = None
         self._mask = ReplyMask(self._template, self.stop_ids, train_on=train_on, may_drop=may_drop)
+        self._last_prompt: tuple[Any, list[int]] | None = None  # what was asked for, and its tokens
         self.why_no_delta: str | None = None  # what the last call of `delta` that gave None has to say
 
     @property
@@ -74,8 +76,12 @@ class ChatFormat:
 
     def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> list[int]:
         """The whole conversation with the opening of the next reply."""
-        given = self._template.protect(messages, tools)
-        return self._template.encode_start(self._template.text(given, opening=True), given.cut).token_ids
+        asked = list(messages), list(tools)
+        if self._last_prompt is None or self._last_prompt[0] != asked:  # the rollouts of a group share theirs
+            given = self._template.protect(messages, tools)
+            made = self._template.encode_start(self._template.text(given, opening=True), given.cut)
+            self._last_prompt = deepcopy(asked), made.token_ids
+        return list(self._last_prompt[1])
 
     def delta(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import orjson
@@ -78,6 +79,14 @@ class ResponseTemplate:
         self.is_ours = name in OURS
         self._call_marks = list(_literals(spec, "tool_calls"))
 
+    @cached_property
+    def _loaded(self) -> Any:
+        return _load(self.spec)
+
+    @cached_property
+    def _plain(self) -> Any:
+        return _load(PLAIN)
+
     def names(self, mark: str) -> bool:
         """Whether it looks for this mark; patterns escape the characters of marks."""
         fields = self.spec.get("fields", self.spec) if isinstance(self.spec, Mapping) else self.spec
@@ -85,7 +94,7 @@ class ResponseTemplate:
 
     def read(self, text: str, prefix: str, tools: list[dict[str, Any]], turn: int) -> Message:
         """The message; fails for a call that cannot be read. `prefix` is text of the prompt."""
-        spec = PLAIN if self.name == "llama3" and not tools else self.spec
+        spec = self._plain if self.name == "llama3" and not tools else self._loaded
         # With tools it casts arguments to the types of the schema. JSON has types of its own.
         cast_by = None if self.is_ours else tools
         parsed = self._tokenizer.parse_response(text, spec, prefix=prefix, tools=cast_by)
@@ -101,6 +110,13 @@ class ResponseTemplate:
         if calls:
             message["tool_calls"] = calls
         return message
+
+
+def _load(spec: Any) -> Any:
+    """The declaration with its patterns compiled: once, and not for every reply."""
+    from transformers.utils.chat_parsing.response_templates import load_response_template
+
+    return load_response_template(spec)
 
 
 class ReplyParser:

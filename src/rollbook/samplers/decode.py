@@ -1,12 +1,13 @@
 """One decoding step of every slot: forward pass, draw, bookkeeping. Nothing in it waits for the host.
 
-`Rows` is all that a step reads and changes, tensors that stay where they are, so the step could be recorded
-as a CUDA graph and run again. (It has not been: so far it ran on CPUs only.)
+`Rows` is all that a step reads and changes, tensors that stay where they are, so a step can be recorded as a
+CUDA graph and run again (`recorded.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,8 @@ from rollbook.samplers.noise import exponential, seed_words, token_words
 from rollbook.samplers.slots import Slots
 
 Forward = Callable[[Tensor, Tensor], Tensor]  # token and position, S x 1 each, to the logits S x V
+
+Draw = Callable[[Tensor, "Rows", bool], None]
 
 
 class Start(NamedTuple):
@@ -80,6 +83,15 @@ class Rows:
         slot = torch.tensor(slots, device=self.device)
         return [all_SL[slot, :end].tolist() for all_SL in (self.token_SL, self.logprob_SL, self.entropy_SL)]
 
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Take back the steps of this block. What they wrote at the next position is written again."""
+        before = self._whole_S7.clone()
+        try:
+            yield
+        finally:
+            self._whole_S7.copy_(before)
+
     @property
     def columns(self) -> tuple[Tensor, ...]:
         """token, position, first, last, running; changed in place."""
@@ -95,14 +107,22 @@ class Rows:
         return self._real_S4.unbind(1)
 
 
-def decode_step(forward: Forward, slots: Slots, rows: Rows, end: int, *, filtered: bool = False) -> None:
+def decode_step(
+    forward: Forward, slots: Slots, rows: Rows, end: int, *, filtered: bool = False, draw: Draw | None = None
+) -> None:
     """Take the next token of every running row: the prompt's, or a draw. `end` is above all their positions.
 
     `filtered` says that a row asks for top-k or top-p; the result of the others does not depend on it.
     """
-    token_S, position_S, first_S, last_S, running_S = rows.columns
+    token_S, position_S, *_ = rows.columns
     slots.decode(position_S, end)
     logits_SV = forward(token_S[:, None], position_S[:, None])
+    (draw or draw_tokens)(logits_SV, rows, filtered)
+
+
+def draw_tokens(logits_SV: Tensor, rows: Rows, filtered: bool) -> None:
+    """From logits to the next token of every row, and its bookkeeping."""
+    token_S, position_S, first_S, last_S, running_S = rows.columns
     divisor_S, sampled_S, top_k_S, top_p_S = rows.options
     logprob_SV = (logits_SV.float() / divisor_S[:, None]).log_softmax(-1)
     p_SV = logprob_SV.exp()

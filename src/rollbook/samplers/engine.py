@@ -15,15 +15,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rollbook.samplers.decode import Rows, Start, decode_step
+from rollbook.samplers.decode import Rows, Start
 from rollbook.samplers.model import SampledModel
 from rollbook.samplers.pool import SlotPool, Tokens
+from rollbook.samplers.recorded import open_steps
 from rollbook.samplers.slots import Slots
 from rollbook.samplers.stops import Decode, StopStrings
 
 # What is read of the keys and values ends at a multiple of this: with whole vectors to add up, a row's sums
 # do not depend on how far the longest row is. The self-test finds out where they do (see `read_all`).
 _BUCKET = 16
+# On a GPU each such end is a step of its own to compile and record, so there are few of them.
+_GPU_ENDS = 4
+# There a step costs the same for one row and for all: shorter prompts go through the steps like what follows.
+_GPU_PREFILL = 64
+_GPU_STEPS_PER_LOOK = 8
 
 
 class Wanted:
@@ -85,7 +91,8 @@ class _Running:
 
 
 class Engine:
-    """`steps_per_look` steps run before the host asks what is done; that changes speed, not results."""
+    """`steps_per_look` steps run before the host asks what is done; that changes speed, not results. By
+    default 1, on a GPU more."""
 
     def __init__(
         self,
@@ -95,15 +102,20 @@ class Engine:
         length: int,
         stop_ids: Sequence[int],
         decode: Decode,
-        steps_per_look: int = 1,
+        steps_per_look: int | None = None,
     ) -> None:
-        self._bucket, self._length = _BUCKET, _up(length, _BUCKET)
+        on_gpu = model.device.type == "cuda"
+        self._length = _up(length, _BUCKET)
+        self._bucket = _up(-(-self._length // _GPU_ENDS), _BUCKET) if on_gpu else _BUCKET
+        self._least_prefill = _GPU_PREFILL if on_gpu else 0
         self._slots = Slots(slots, self._length, model.device)
         self.model = SampledModel(model, self._slots)
         self._rows = Rows(slots, self._length, self.model.vocabulary, model.device)
         self._rows.stop_at(stop_ids)
+        self._step = open_steps(self.model, self._slots, self._rows)
         self._stop_ids = frozenset(stop_ids)
-        self._decode, self._steps_per_look = decode, steps_per_look
+        self._decode = decode
+        self._steps_per_look = steps_per_look or (_GPU_STEPS_PER_LOOK if on_gpu else 1)
         self._waiting: deque[Wanted] = deque()
         self._running: dict[int, _Running] = {}
         self._pool = SlotPool(slots)
@@ -126,6 +138,8 @@ class Engine:
         return self._slots.cache_bytes
 
     def add(self, wanted: Wanted) -> None:
+        if len(wanted.prefix) < self._least_prefill:
+            wanted.prefix = ()
         self._waiting.append(wanted)
 
     def forget(self) -> None:
@@ -145,7 +159,7 @@ class Engine:
             return dropped
         for _ in range(self._steps_per_look):
             end = min(_up(self._ahead + self._steps + 1, self._bucket), self._length)
-            decode_step(self.model.logits, self._slots, self._rows, end, filtered=self._filtered)
+            self._step(end, filtered=self._filtered)
             self._steps += 1
         return dropped + self._take_done()
 

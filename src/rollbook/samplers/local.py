@@ -61,7 +61,7 @@ class LocalPolicy:
         training: bool = True,
         version: int = 0,
         name: str | None = None,
-        steps_per_look: int = 1,
+        steps_per_look: int | None = None,
     ) -> None:
         self._format = chat_format
         self._sampling, self._training, self._name = sampling, training, name
@@ -195,7 +195,7 @@ class _Shared:
     """What all policies on one model have in common: the slots, the thread, the version of the weights."""
 
     def __init__(
-        self, model: Model, chat_format: ChatFormat, slots: int, length: int, steps: int, version: int
+        self, model: Model, chat_format: ChatFormat, slots: int, length: int, steps: int | None, version: int
     ) -> None:
         decode = partial(
             chat_format.tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False

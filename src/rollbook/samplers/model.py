@@ -37,6 +37,11 @@ class SampledModel:
         size: int = self.model.get_output_embeddings().weight.shape[0]
         return size
 
+    @property
+    def blocks(self) -> list[Any]:
+        """The repeated layers."""
+        return list(getattr(self._decoder, "layers", []))
+
     def logits(self, token_S1: Tensor, position_S1: Tensor) -> Tensor:
         """One token per slot, to S x V; `slots.decode` has been called."""
         output = self.model(input_ids=token_S1, position_ids=position_S1, use_cache=False)
@@ -61,7 +66,7 @@ class SampledModel:
         if training:
             model.eval()
         for module in self._attentions:
-            module.slots = self.slots
+            module.slots = self.slots.layer(module.layer_idx)
         try:
             yield
         finally:

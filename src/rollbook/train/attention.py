@@ -38,11 +38,10 @@ class UnsupportedAttentionError(NotImplementedError):
 
 
 class Slots(Protocol):
-    """Keys and values of sequences that are being sampled."""
+    """Keys and values of sequences that are being sampled, of one layer."""
 
     def attend(
         self,
-        module: nn.Module,
         query: Tensor,  # B x heads x T x width
         key: Tensor,
         value: Tensor,
@@ -94,7 +93,7 @@ def attention(
     slots: Slots | None = module.__dict__.get("slots")
     if slots is not None:
         output = slots.attend(
-            module, query, key, value, scaling=scaling, sliding_window=sliding_window, softcap=softcap
+            query, key, value, scaling=scaling, sliding_window=sliding_window, softcap=softcap
         )
         return output, None
     if boundaries is None or longest is None:

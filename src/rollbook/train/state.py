@@ -81,10 +81,13 @@ def load_training_state(directory: Path, model: Model, optimizer: Optimizer) -> 
 def weights_digest(model: Model) -> str:
     """32 hex digits for every trained weight, as the model computes with it."""
     digest = xxhash.xxh3_128()
-    for name, parameter in model.model.named_parameters():
-        if parameter.requires_grad:
-            digest.update(name.encode())
-            digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    trained = {name: weight for name, weight in model.model.named_parameters() if weight.requires_grad}
+    copies = {name: weight.detach().to("cpu", non_blocking=True) for name, weight in trained.items()}
+    if any(weight.is_cuda for weight in trained.values()):
+        torch.cuda.synchronize()  # all copies were under way at once
+    for name, copy in copies.items():
+        digest.update(name.encode())
+        digest.update(copy.contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,16 @@ def test_help_lists_the_commands(arguments: list[str]) -> None:
     result = call(*arguments)
     assert result.returncode == 0
     assert "demo" in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["query", "--schema"]])
+def test_a_reader_who_has_seen_enough_ends_a_command_quietly(arguments: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as nobody:
+        result = subprocess.run([ROLLBOOK, *arguments], stdout=nobody, stderr=subprocess.PIPE, text=True)
+    assert result.returncode not in (0, 2)
+    assert result.stderr == ""
 
 
 def test_version() -> None:

@@ -6,6 +6,7 @@ Errors a user can cause end in one line on stderr and the exit code of their kin
 
 from __future__ import annotations
 
+import os
 import sys
 
 from rollbook.cli.dispatch import dispatch
@@ -30,11 +31,17 @@ COMMANDS = {
     "demo": "the whole loop on a tiny model: fine-tune, train with rewards, read back",
 }
 
+_NOBODY_READS = 141  # as a shell names a program that SIGPIPE ended
+
 
 def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         _dispatch(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
+        sys.exit(_NOBODY_READS)
     except RollbookError as error:
         print(f"rollbook: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -163,6 +163,8 @@ def _soft_capped(
 
 def _find_varlen() -> Any:
     """PyTorch's variable-length attention, whose arguments changed from release to release."""
+    if torch.version.cuda is None:  # there is none for a CPU, and importing it takes half a second
+        return None
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:

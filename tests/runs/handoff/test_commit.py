@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from rollbook.records.locks import FileLock, lock_path
-from rollbook.runs.handoff import HandoffResult, HandoffState, publish, read_handoff
-from rollbook.runs.handoff import block as handoff
+from rollbook.runs.handoff import HandoffResult, HandoffState, handoff, publish, read_handoff
 from runs.handoff.handoff_samples import CONFIG, PUBLISHED, demo, hand_over, make_project, only
 
 
@@ -26,14 +25,14 @@ def project(tmp_path: Path) -> Path:
 
 def edit_during(monkeypatch: pytest.MonkeyPatch, edits: Iterator[Callable[[], None]]) -> None:
     """Runs one edit each time the new text has been made from what was read."""
-    real = handoff.set_paths
+    real = handoff.set_block
 
-    def splice_then_edit(text: str, values: Any) -> str:
-        result = real(text, values)
+    def set_then_edit(text: str, path: Any, values: Any) -> str:
+        result = real(text, path, values)
         next(edits, lambda: None)()
         return result
 
-    monkeypatch.setattr(handoff, "set_paths", splice_then_edit)
+    monkeypatch.setattr(handoff, "set_block", set_then_edit)
 
 
 def test_an_edit_between_reading_and_replacing_is_kept(
@@ -51,24 +50,6 @@ def test_an_edit_between_reading_and_replacing_is_kept(
     edit_during(monkeypatch, iter([save_in_place, save_by_rename]))
     assert hand_over(project).state is HandoffState.WRITTEN
     assert config.read_text() == PUBLISHED.replace("notes", "edited again")
-
-
-def test_an_edit_in_place_during_the_replacement_is_brought_back(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = project / "config.yaml"
-    real = handoff.write_atomic
-    edits = iter([CONFIG.replace("notes", "edited")])
-
-    def write_after_an_edit(path: Path, data: bytes) -> None:
-        for edit in edits:
-            config.write_text(edit)
-            break
-        real(path, data)
-
-    monkeypatch.setattr(handoff, "write_atomic", write_after_an_edit)
-    assert hand_over(project).state is HandoffState.WRITTEN
-    assert config.read_text() == PUBLISHED.replace("notes", "edited")
 
 
 def test_an_edit_that_breaks_the_file_is_kept_and_the_block_goes_aside(

@@ -1,6 +1,6 @@
 """A finished run hands its result to the next one through the config file they share."""
 
-from rollbook.runs.handoff.block import (
+from rollbook.runs.handoff.handoff import (
     HandoffOutput,
     HandoffResult,
     HandoffState,
@@ -9,7 +9,6 @@ from rollbook.runs.handoff.block import (
     read_handoff,
     resolve_checkpoint,
 )
-from rollbook.runs.handoff.splice import set_paths
 
 __all__ = [
     "HandoffOutput",
@@ -19,5 +18,4 @@ __all__ = [
     "publish",
     "read_handoff",
     "resolve_checkpoint",
-    "set_paths",
 ]

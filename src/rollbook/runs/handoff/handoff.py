@@ -1,6 +1,6 @@
 """A finished run hands its result to the next one through `runtime_info.output` of its config file.
 
-Only that block changes, every other byte of the file stays (see `splice`). The file is read again under
+Only that block changes, every other byte of the file stays (see `yaml_block`). The file is read again under
 a lock, because a person may have edited it during a long run, and replaced whole, so nobody ever reads half
 of it. A result that cannot be published safely is written beside the run, and the answer says why and what
 to do; `publish` never fails a run that has succeeded.
@@ -10,22 +10,19 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 from collections.abc import Collection, Mapping
 from enum import StrEnum
-from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
 import yaml
+from msgspec import UNSET, UnsetType
 
 from rollbook.errors import BadFileError, RollbookError, WriteError
 from rollbook.records.atomic import write_atomic
 from rollbook.records.locks import FileLock
-from rollbook.runs.handoff.emit import Tree, Unset, Value, block_lines, plain_scalar
-from rollbook.runs.handoff.nodes import SpliceError
-from rollbook.runs.handoff.splice import is_declaration, set_paths
+from rollbook.runs.handoff.yaml_block import BlockError, Scalar, Tree, block_text, is_declaration, set_block
 
 OUTPUT = ("runtime_info", "output")
 METRICS = ("final_loss", "train_runtime", "total_steps", "last_loss", "mean_loss", "final_reward")
@@ -33,8 +30,6 @@ ARTIFACTS = ("train_results", "train_loss_plot", "training_log")
 
 _LOCK_TIMEOUT_S = 30.0
 _EDITS_TOLERATED = 5
-_SETTLE_TRIES = 40
-_SETTLE_POLL_S = 0.05
 
 
 class HandoffOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +80,7 @@ def publish(
         target = _regular_file(config_path)
         with FileLock(target, wait_s=lock_timeout_s):
             changed = _commit(target, output)
-    except SpliceError as error:
+    except BlockError as error:
         return _set_aside(config_path, output, fallback, f"{config_path}: {error}", retry)
     except (RollbookError, OSError) as error:
         return _set_aside(config_path, output, fallback, str(error), retry)
@@ -107,61 +102,38 @@ def _regular_file(config_path: Path) -> Path:
 
 
 def _commit(target: Path, output: HandoffOutput) -> bool:
-    """Whether the file had to change.
-
-    An editor does not take our lock. A save before the replacement is seen and worked into; a save in place
-    during it lands in the old file, which is still open here, and is brought back first.
-    """
+    """Whether the file had to change. An editor does not take our lock: a save that came between is kept."""
     for _ in range(_EDITS_TOLERATED):
-        with target.open("rb", buffering=0) as old_file:
-            before = old_file.read()
-            after = _spliced(before, output, target.parent)
-            if after == before:
-                return False
-            if target.read_bytes() != before:
-                continue
+        before = target.read_bytes()
+        after = _with_block(before, output, target.parent)
+        if after == before:
+            return False
+        if target.read_bytes() == before:
             write_atomic(target, after)
-            late = _settled(old_file, before)
-        if late == before:
             return True
-        write_atomic(target, late)
     raise WriteError(f"{target}: another program keeps saving it")
 
 
-def _settled(file: FileIO, expected: bytes) -> bytes:
-    """The content of an open file once it no longer changes; at once when it is the expected one."""
-    previous = None
-    for _ in range(_SETTLE_TRIES):
-        file.seek(0)
-        content = file.read()
-        if content in (expected, previous):
-            break
-        previous = content
-        time.sleep(_SETTLE_POLL_S)
-    return content
-
-
-def _spliced(before: bytes, output: HandoffOutput, directory: Path) -> bytes:
+def _with_block(before: bytes, output: HandoffOutput, directory: Path) -> bytes:
     try:
         text = before.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SpliceError("not UTF-8", line=before.count(b"\n", 0, error.start) + 1) from error
-    return set_paths(text, _values(output, directory)).encode("utf-8")
+        raise BlockError("not UTF-8", line=before.count(b"\n", 0, error.start) + 1) from error
+    return set_block(text, OUTPUT, _values(output, directory)).encode("utf-8")
 
 
-def _values(output: HandoffOutput, directory: Path) -> dict[tuple[str, ...], Value]:
-    def known(value: float | str | Path | None) -> Value:
+def _values(output: HandoffOutput, directory: Path) -> Tree:
+    def known(value: float | str | Path | None) -> Scalar | UnsetType:
         if value is None:
-            return Unset.NULL_IF_PRESENT
+            return UNSET
         return path_from(directory, value) if isinstance(value, Path) else value
 
-    block: dict[str, Value] = {
+    return {
         "checkpoint_path": known(output.checkpoint_path),
         "training_metrics": {name: known(getattr(output, name)) for name in METRICS},
         "artifacts": {name: known(getattr(output, name)) for name in ARTIFACTS},
         "training_curves": output.training_curves,
     }
-    return {(*OUTPUT, name): value for name, value in block.items()}
 
 
 def path_from(directory: Path, path: Path) -> str:
@@ -187,18 +159,17 @@ def _real(path: Path) -> Path:
 def _set_aside(
     config_path: Path, output: HandoffOutput, fallback: Path, reason: str, retry: str
 ) -> HandoffResult:
-    block = _block_text(output, _real(config_path).parent)
-    header = [f"Not written into {config_path}:", reason, f"Mend it and type: {retry}"]
+    values = _values(output, _real(config_path).parent)
+    block = block_text({OUTPUT[0]: {OUTPUT[1]: values}}) + "\n"
+    header = [f"Not written into {config_path}:", reason, f"Fix it, then type: {retry}"]
     comment = "".join(f"# {_one_line(line)}\n" for line in header)
     kept: Path | None = fallback
-    next_step = (
-        f"copy the block of {fallback} into {config_path} by hand, or mend that file and type: {retry}"
-    )
+    next_step = f"copy the block of {fallback} into {config_path} by hand, or fix that file and type: {retry}"
     try:
         write_atomic(fallback, (comment + block).encode("utf-8"))
     except (RollbookError, OSError) as error:
         kept, reason = None, f"{reason}; and {error}"
-        next_step = f"mend {config_path} and type: {retry}"
+        next_step = f"fix {config_path} and type: {retry}"
     return HandoffResult(
         state=HandoffState.ASIDE,
         config=config_path,
@@ -207,19 +178,6 @@ def _set_aside(
         fallback=kept,
         block=block,
     )
-
-
-def _block_text(output: HandoffOutput, directory: Path) -> str:
-    tree: Tree = {}
-    for (*_, name), value in _values(output, directory).items():
-        if isinstance(value, Mapping):
-            leaves = {key: leaf for key, leaf in value.items() if not isinstance(leaf, Unset)}
-            if leaves:
-                tree[name] = {key: plain_scalar(leaf) for key, leaf in leaves.items()}
-        elif not isinstance(value, Unset):
-            tree[name] = plain_scalar(value)
-    nested: Tree = {OUTPUT[0]: {OUTPUT[1]: tree}}
-    return "".join(f"{line}\n" for line in block_lines(nested, 0, 2))
 
 
 def _one_line(text: str) -> str:

@@ -107,13 +107,13 @@ def test_applied_to_the_commit_it_brings_back_every_file(repo: Path, tmp_path: P
     write(repo / "data" / 'na\u00efve "name"\t.txt', "no end of line")
     write(repo / "empty.txt", "")
     write(repo / "crlf.txt", "a\r\nb\r\n")
-    write(repo / "only newline", "\n")
+    write(repo / "only newline.txt", "\n")
     write(repo / "run.sh", "echo\n").chmod(0o755)
     write(repo / "latin1.txt", "caf\u00e9\n".encode("latin-1"))
     write(repo / "ignored" / "x", "not code\n")
-    write(repo / "looks like a patch", "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n")
-    (repo / "link").symlink_to("./sub dir/../train.py")
-    (repo / "out").symlink_to("/etc/passwd")
+    write(repo / "looks like a patch.txt", "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n")
+    (repo / "link.py").symlink_to("./sub dir/../train.py")
+    (repo / "out.txt").symlink_to("/etc/passwd")
     state = capture_code(repo)
     assert (state.root, state.branch, state.dirty) == (repo.resolve(), "main", True)
     assert state.sha == git(repo, "rev-parse", "HEAD").strip()
@@ -123,31 +123,12 @@ def test_applied_to_the_commit_it_brings_back_every_file(repo: Path, tmp_path: P
     assert tree(restore(state, repo, tmp_path / "restored")) == expected
 
 
-def test_the_staged_and_the_unstaged_part_alone_reproduce_the_tracked_files(
-    repo: Path, tmp_path: Path
-) -> None:
-    change_everything(repo)
-    write(repo / "untracked.py", "u = 1\n")
-    state = capture_code(repo)
-    sections = re.split(rb"^### ", state.data, flags=re.MULTILINE)
-    staged, unstaged = (next(s for s in sections if s.startswith(name)) for name in (b"staged", b"unstaged"))
-    where = tmp_path / "restored"
-    git(tmp_path, "clone", "--quiet", str(repo), str(where))
-    write(tmp_path / "staged", staged)
-    git(where, "apply", "--index", "--whitespace=nowarn", str(tmp_path / "staged"))
-    assert git(where, "write-tree") == git(repo, "write-tree")
-    write(tmp_path / "unstaged", unstaged)
-    git(where, "apply", "--whitespace=nowarn", str(tmp_path / "unstaged"))
-    assert tree(where) == tree(repo, but=(".git", "untracked.py"))
-
-
-def test_the_untracked_part_alone_is_a_patch(repo: Path, tmp_path: Path) -> None:
+def test_the_new_files_alone_are_a_patch(repo: Path, tmp_path: Path) -> None:
     write(repo / "a b" / "new.py", "u = 1\nv = 2")
-    section = capture_code(repo).data.partition(b"### untracked files")[2]
     empty = tmp_path / "empty"
     empty.mkdir()
     git(empty, "init", "--quiet")
-    write(tmp_path / "patch", section)
+    write(tmp_path / "patch", capture_code(repo).data)
     git(empty, "apply", str(tmp_path / "patch"))
     assert tree(empty) == {"a b/new.py": ("file", b"u = 1\nv = 2")}
 
@@ -206,11 +187,7 @@ def test_a_clean_repository(repo: Path) -> None:
     assert head[0] == f"### repo: my project @ {state.sha}"
     assert head[1:3] == ["# branch: main", "# dirty: no"]
     assert re.fullmatch(r"# captured: \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", head[3])
-    assert head[5:] == [
-        "### staged changes",
-        "### unstaged changes",
-        "### untracked files",
-    ]
+    assert head[5:] == []
     assert str(repo) not in state.text
 
 
@@ -280,46 +257,38 @@ def test_binary_files_are_named_with_their_size(repo: Path, tmp_path: Path) -> N
     write(repo / "staged.bin", b"\0" * 700)
     git(repo, "add", "staged.bin")
     write(repo / "staged.bin", "text now\n")
-    write(repo / "untracked.bin", b"\x89PNG\0" + b"x" * 95)
+    write(repo / "untracked.py", b"\x89PNG\0" + b"x" * 95)
     write(repo / "train.py", "changed\n")
     state = capture_code(repo)
     assert "#   tracked.bin (2.0 KiB): binary" in state.text
-    assert "#   untracked.bin (100 B): binary" in state.text
-    assert re.search(r"#   staged\.bin \(\d+ B\): binary", state.text)
-    assert re.search(r"#   staged\.bin \(.*\): its staged part is left out", state.text)
+    assert "#   untracked.py (100 B): binary" in state.text
+    assert "+text now" in state.text
     assert (restore(state, repo, tmp_path / "restored") / "train.py").read_text() == "changed\n"
 
 
 def test_limits_are_never_silent(repo: Path, tmp_path: Path) -> None:
     write(repo / "big.txt", "x" * 3000)
-    write(repo / "small.txt", "s\n")
-    write(repo / "zz.py", "code\n" * 100)
     for n in range(300):
         write(repo / "many" / f"{n:03}.txt", "m" * 100)
     write(repo / "train.py", "y\n" * 4000)
-    git(repo, "add", "train.py")
-    write(repo / "train.py", "z\n" * 4000)
     state = capture_code(repo, max_total=5000, max_file=2000)
     assert len(state.data) < 5000 + 200 * 200
-    assert "#   big.txt (2.9 KiB): over the limit of 2.0 KiB for an untracked file" in state.text
+    assert "#   big.txt (2.9 KiB): over the limit of 2.0 KiB for a new file" in state.text
     assert re.search(r"#   train\.py \(\d+\.\d KiB\): over the limit of 4\.9 KiB for all", state.text)
-    assert re.search(r"#   train\.py \(\d+\.\d KiB\): its staged part is left out", state.text)
-    assert "+s\n" in state.text, "the smallest file comes first"
-    assert "+code\n" in state.text, "code comes before data"
     count = int(re.search(r"### left out: (\d+)", state.text)[1])
-    included = state.text.partition("### untracked")[2].count("diff --git")
-    assert count + included == 2 + 303
+    assert count + state.text.count("diff --git") == 2 + 300
     assert "#   and others: the list ends here" in state.text
     restore(state, repo, tmp_path / "restored")
 
 
-def test_thousands_of_data_files_do_not_push_the_code_out(repo: Path) -> None:
-    for n in range(5_100):
-        write(repo / "data" / f"{n}.txt", "")
-    write(repo / "zz" / "new.py", "code\n")
-    text = capture_code(repo, max_total=20_000).text
-    assert "+code\n" in text
-    assert "#   data/: more than 5000 untracked files" in text
+def test_what_git_does_not_know_and_is_not_called_like_source_is_only_listed(repo: Path) -> None:
+    write(repo / "rows.jsonl", '{"password": "hunter2"}\n')
+    write(repo / "notes", "hunter2\n")
+    write(repo / "Makefile", "all:\n")
+    text = capture_code(repo).text
+    assert "hunter2" not in text and "+all:" in text
+    for name in ("rows.jsonl", "notes"):
+        assert re.search(rf"#   {name} \(\d+ B\): not called like source; git add it", text)
 
 
 def test_a_change_far_over_the_limit_is_measured_and_not_held(repo: Path) -> None:
@@ -342,6 +311,10 @@ def test_secrets(repo: Path) -> None:
         "tls.key",
         ".env.local",
         "hf_token.txt",
+        "token",
+        "token.json",
+        "my_key.txt",
+        ".authinfo",
     ):
         write(repo / name, "hunter2\n")
     write(repo / ".env.example", "API_KEY=\n")
@@ -358,6 +331,10 @@ def test_secrets(repo: Path) -> None:
         "tls.key",
         ".env.local",
         "hf_token.txt",
+        "token",
+        "token.json",
+        "my_key.txt",
+        ".authinfo",
     ):
         assert re.search(rf"#   {re.escape(name)} \(\d+ B\): its name says", state.text), name
     assert "+API_KEY=" in state.text
@@ -375,20 +352,23 @@ def test_files_that_are_not_utf8(repo: Path, tmp_path: Path) -> None:
 
 
 def test_names_cannot_forge_lines(repo: Path) -> None:
-    write(repo / "a\n### repo: forged", b"\0")
-    write(repo / "diff --git a\nb", "x\n")
+    write(repo / "a\n### repo: forged.py", b"\0")
+    write(repo / "diff --git a\nb.py", "x\n")
     text = capture_code(repo).text
     assert len(re.findall(r"^### repo", text, re.MULTILINE)) == 1
-    assert "#   a?### repo: forged (1 B): binary" in text
+    assert "#   a?### repo: forged.py (1 B): binary" in text
 
 
 def test_the_output_of_runs_inside_the_repository_is_summed_up(repo: Path) -> None:
     for name in ("config.json", "metrics.jsonl", "deep/er.txt"):
         write(repo / "runs" / "one" / name, "1234567890")
     write(repo / "runs" / "plot.py", "p\n")
+    write(repo / "artifacts" / "index.yaml", "runs: []\n")
+    write(repo / "artifacts" / "archives" / "one" / "command.txt", "0987654321")
     text = capture_code(repo).text
-    assert "#   runs/one/ (30 B): the output of a run" in text
-    assert "1234567890" not in text
+    assert "#   runs/one/ (30 B): the output of runs" in text
+    assert "#   artifacts/ (19 B): the output of runs" in text
+    assert "1234567890" not in text and "0987654321" not in text
     assert "+p\n" in text
 
 
@@ -433,7 +413,6 @@ def test_a_detached_head_a_conflict_and_intent_to_add(repo: Path, tmp_path: Path
     state = capture_code(repo)
     assert (state.branch, state.dirty) == (None, True)
     assert "detached" in state.text
-    assert "#   train.py: merge conflict" in state.text
     restored = restore(state, repo, tmp_path / "restored")
     assert "<<<<<<<" in (restored / "train.py").read_text()
     assert (restored / "planned.py").read_text() == "p\n"
@@ -502,7 +481,7 @@ def test_a_diff_that_hangs_or_never_ends_leaves_the_commit(
         assert state.sha == git(repo, "rev-parse", "HEAD").strip()
         assert state.dirty is None
         assert "# dirty: unknown" in state.text
-        assert "### staged changes: not captured in full\n# git diff did not finish in time" in state.text
+        assert "### not captured in full\n# git diff did not finish in time" in state.text
         assert len(state.data) < 10_000
         shutil.rmtree(tmp_path / "bin")
 

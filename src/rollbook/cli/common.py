@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rollbook.errors import UsageError
+from rollbook.records.layout import INDEX_YAML
 
 if TYPE_CHECKING:
     from rollbook.runs.jobs.ledger import Ledger, RunRecord
@@ -43,7 +44,7 @@ def directory_or_run(ref: str, artifacts: Path) -> tuple[Path | None, RunRecord 
     from rollbook.runs.jobs.finish import output_dir_of
 
     path = Path(ref)
-    if path.is_dir() and ("/" in ref or not (artifacts / "index.yaml").exists()):
+    if path.is_dir() and ("/" in ref or not (artifacts / INDEX_YAML).exists()):
         return path, None
     ledger = open_ledger(artifacts)
     try:

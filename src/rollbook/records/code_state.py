@@ -1,9 +1,10 @@
 """code.diff: the code a run was started with, as a commit plus everything that differed from it.
 
-It is the repository of the user's script, not of this package. Staged changes, unstaged changes and untracked
-files are three patches, and its head holds the command that brings the code back from them. What cannot be in
-it (binary, too big, secret by its name) is listed with its size, never dropped silently.
-Capturing only reads, ends after a time limit and never raises: a run starts without git, too.
+It is the repository of the user's script, not of this package. Changes of tracked files and new source files
+are one patch; its head holds the command that brings the code back. What cannot be in it (binary, too big,
+secret by its name, no source file, the output of runs) is listed with its size, never dropped silently.
+Capturing works on a copy of git's index, ends after a time limit and never raises: a run starts without git,
+too.
 """
 
 from __future__ import annotations
@@ -11,32 +12,44 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import selectors
+import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import translate
-from functools import cache
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
+from typing import BinaryIO
 
 from rollbook.records.atomic import write_atomic
+from rollbook.records.layout import INDEX_YAML
 from rollbook.records.redact import redact_text
 
 KIB, MIB = 1024, 1024 * 1024
-_MAX_LISTED, _MAX_DATA_FILES = 200, 5_000
+_MAX_LISTED = 200
 _NOWHERE = "not a git repository"
-_SOURCE = re.compile(r".*\.(?:py|pyi|sh|ya?ml|toml|cfg|md|cu|c|h|cpp|rs|jinja)", re.DOTALL)
-# One `git apply` of all parts would not do: it deletes before it writes, in whatever part that is.
-_RESTORE = (
-    "for part in staged unstaged untracked; do "
-    'sed -n "/^### $part/,/^### /p" code.diff | git apply --allow-empty --whitespace=nowarn; done'
+_EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"  # stands for the commit before the first one
+_RESTORE = "git apply --allow-empty --whitespace=nowarn code.diff"
+# What nobody has given to git may be anything; only what is called like source goes into the patch.
+_SOURCES = """
+    *.py *.pyi *.pyx *.sh *.bash *.yaml *.yml *.toml *.cfg *.ini *.md *.rst *.txt *.cu *.cuh *.c *.h *.cc
+    *.cpp *.hpp *.rs *.go *.js *.ts *.jinja *.jinja2 *.j2 *.sql *.css Makefile Dockerfile .gitignore
+    *.example *.sample *.template *.dist
+"""
+_SECRETS = """
+    .env .env.* *.env *.pem *.key *.p12 *.pfx *.jks *.keystore *.kdbx *.gpg id_rsa id_dsa id_ecdsa id_ed25519
+    .netrc _netrc .authinfo .pypirc .npmrc .pgpass .htpasswd .git-credentials credentials credentials.json
+    kubeconfig credentials.y*ml secrets.json secrets.y*ml secrets.toml service[-_]account*.json
+    client_secret*.json token token.* *_token *token.txt *_key.txt *api_key* *apikey.txt *password.txt
+    *passwords.txt
+"""
+_SOURCE_FILE, _SECRET_FILE = (
+    re.compile("|".join(translate(pattern) for pattern in patterns.split()))
+    for patterns in (_SOURCES, _SECRETS)
 )
-_SECRET = "its name says that it holds a secret"
-
 # A user's own settings must not change the output, start a program or write anything.
 _SETTINGS = """
     core.quotePath=true core.fsmonitor=false core.safecrlf=false color.ui=false diff.algorithm=myers
@@ -52,13 +65,6 @@ _FOREIGN = re.compile(
     r"GIT_(?:DIR|WORK_TREE|INDEX_FILE|COMMON_DIR|OBJECT_DIRECTORY|ALTERNATE_OBJECT_DIRECTORIES|NAMESPACE|PREFIX"
     r"|EXTERNAL_DIFF|DIFF_OPTS|\w+_PATHSPECS|TRACE\w*)"
 )
-_SECRET_FILES = """
-    .env .env.* *.env *.pem *.key *.p12 *.pfx *.jks *.keystore *.kdbx *.gpg id_rsa id_dsa id_ecdsa id_ed25519
-    .netrc _netrc .pypirc .npmrc .pgpass .htpasswd .git-credentials credentials credentials.json kubeconfig
-    credentials.y*ml secrets.json secrets.y*ml secrets.toml service[-_]account*.json client_secret*.json
-    *token.txt *api_key.txt *apikey.txt *password.txt *passwords.txt
-"""
-_SECRET_FILE = re.compile("|".join(translate(pattern) for pattern in _SECRET_FILES.split()))
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,7 @@ def capture_code(
             if (directory := find()) is None:
                 continue
             git.root = directory if directory.is_dir() else directory.parent
-            git.root = Path(os.fsdecode(b"".join(git.stream("rev-parse", "--show-toplevel"))[:-1]))
+            git.root = Path(git.text("rev-parse", "--show-toplevel"))
             return _capture(git, _Report(max_total, max_file))
         except Exception as error:  # whatever is wrong with the code's history, the run must start
             problem = str(error)
@@ -113,20 +119,14 @@ def _script_directory() -> Path | None:
 def _capture(git: _Git, report: _Report) -> CodeState:
     sha = git.answer("rev-parse", "--verify", "--quiet", "HEAD")
     branch = git.answer("symbolic-ref", "--quiet", "--short", "HEAD")
-    dirty: bool | None = False
-    for title, capture, which in (
-        ("staged changes", _tracked, "--cached"),
-        ("unstaged changes", _tracked, "--ours"),
-        ("untracked files", _untracked, "--others"),
-    ):
-        report.parts.append(f"### {title}\n".encode())
-        try:
-            changed = capture(git, report, which)
-        except (_GitProblem, OSError) as problem:
-            changed = None
-            report.parts.append(f"### {title}: not captured in full\n# {_one_line(str(problem))}\n".encode())
-        if capture is _tracked and (changed or dirty is False):
-            dirty = changed
+    dirty: bool | None = None
+    try:
+        with git.copied_index():
+            new = _new_sources(git, report)
+            git.text("add", "-N", "--pathspec-from-file=-", "--pathspec-file-nul", given=b"\0".join(new))
+            dirty = _add_patches(git, report, sha or _EMPTY_TREE, {os.fsdecode(name) for name in new})
+    except (_GitProblem, OSError) as problem:
+        report.parts.append(f"### not captured in full\n# {_one_line(str(problem))}\n".encode())
     head = (
         f"### repo: {_one_line(git.root.name)} @ {sha or 'no commits yet'}\n"
         f"# branch: {_one_line(branch or 'none (detached HEAD)')}\n"
@@ -137,26 +137,68 @@ def _capture(git: _Git, report: _Report) -> CodeState:
     return CodeState(git.root, sha, branch, dirty, head.encode() + report.finish())
 
 
-def _tracked(git: _Git, report: _Report, which: str) -> bool:
+def _new_sources(git: _Git, report: _Report) -> list[bytes]:
+    """The files that git does not know and that look like code; the others are listed."""
+    found = []
+    with git.output("ls-files", "--others", "--exclude-standard", "-z") as listed:
+        for entry in listed.read().split(b"\0")[:-1]:
+            name = os.fsdecode(entry)
+            size = _size_of(git.root / name)
+            output = next((p for p in Path(name).parents[:-1] if _is_output(git.root / p)), None)
+            if output is not None:
+                report.leave_out(f"{output}/", size, "the output of runs")
+            elif name.endswith("/"):
+                report.leave_out(name, None, "a repository of its own")
+            elif why := _refusal(name):
+                report.leave_out(name, size, why)
+            elif not _SOURCE_FILE.match(Path(name).name):
+                report.leave_out(name, size, "not called like source; git add it to have it recorded")
+            elif (size or 0) > report.max_file:
+                report.leave_out(name, size, f"over the limit of {_size(report.max_file)} for a new file")
+            else:
+                found.append(entry)
+    return found
+
+
+def _refusal(name: str) -> str | None:
+    base = name.rpartition("/")[2].lower()
+    is_secret = _SECRET_FILE.match(base) and not base.endswith(
+        (".example", ".sample", ".template", ".dist", ".py")
+    )
+    return "its name says that it holds a secret" if is_secret else None
+
+
+def _is_output(directory: Path) -> bool:
+    """Whether a directory holds a run, or the history of all of them."""
+    holds = {name: (directory / name).exists() for name in ("config.json", "run.json", "metrics.jsonl")}
+    is_run = holds["config.json"] and (holds["run.json"] or holds["metrics.jsonl"])
+    return is_run or (directory / INDEX_YAML).exists()
+
+
+def _add_patches(git: _Git, report: _Report, commit: str, new: set[str]) -> bool:
+    """Report every change since the commit; whether a file that git knew has changed."""
     changed = False
-    for head, patch, size in _split_patches(git.stream(*_DIFF.split(), which), report.max_total):
-        if patch == head + b"\n" and head.startswith(b"diff"):
-            continue  # only the file's time changed
-        changed, path = True, _path_of(head)
-        if head.startswith(b"*"):
-            report.leave_out(path, None, "merge conflict; only our side is compared")
-        elif why := "its staged part is left out" if path in report.skipped else _refusal(path, patch):
-            report.skipped.add(path)
-            report.leave_out(path, _size_of(git.root / path), why)
-        else:
-            report.add_patch(path, patch, size)
+    with git.output(*_DIFF.split(), commit) as diff:
+        for are_new in (False, True):  # where there is too much, changes of known files come first
+            diff.seek(0)
+            for head, patch, size in _split_patches(diff, report.max_total):
+                path = _path_of(head)
+                only_touched = patch == head + b"\n"
+                if (path in new) is are_new and not only_touched:
+                    changed |= not are_new
+                    _add_patch(git, report, path, patch, size)
     return changed
 
 
-def _refusal(path: str, patch: bytes) -> str | None:
+def _add_patch(git: _Git, report: _Report, path: str, patch: bytes, size: int) -> None:
+    if why := _refusal(path) or _not_text(patch):
+        report.leave_out(path, _size_of(git.root / path), why)
+    else:
+        report.add_patch(path, patch, size)
+
+
+def _not_text(patch: bytes) -> str | None:
     header = patch.partition(b"\n@@ ")[0].partition(b"\n")[2]
-    if _is_secret_file(path):
-        return _SECRET
     if re.search(rb"^Binary files ", header, re.MULTILINE):
         return "binary"
     # Changes inside a submodule come without the line of hashes and modes that a file has.
@@ -167,11 +209,11 @@ def _refusal(path: str, patch: bytes) -> str | None:
     return None
 
 
-def _split_patches(chunks: Iterable[bytes], keep: int) -> Iterator[tuple[bytes, bytes, int]]:
+def _split_patches(diff: BinaryIO, keep: int) -> Iterator[tuple[bytes, bytes, int]]:
     """(first line, patch, size) of each file; of a patch over `keep` bytes only the beginning is held."""
     head, patch, size, at_line_start = b"", bytearray(), 0, True
-    for piece in _pieces(chunks, b"\n"):
-        if at_line_start and piece.startswith((b"diff --git ", b"* Unmerged path ")):
+    while piece := diff.readline(MIB):
+        if at_line_start and piece.startswith(b"diff --git "):
             if head:
                 yield head, bytes(patch), size
             head, patch, size = piece.rstrip(b"\n"), bytearray(), 0
@@ -183,108 +225,19 @@ def _split_patches(chunks: Iterable[bytes], keep: int) -> Iterator[tuple[bytes, 
         yield head, bytes(patch), size
 
 
-def _pieces(chunks: Iterable[bytes], end: bytes) -> Iterator[bytes]:
-    """The stream, which ends with an `end`, cut after each; what is too long to hold comes in pieces."""
-    rest = b""
-    for chunk in chunks:
-        *lines, rest = (rest + chunk).split(end)
-        yield from (line + end for line in lines)
-        if len(rest) > MIB:
-            yield rest
-            rest = b""
-
-
-def _untracked(git: _Git, report: _Report, which: str) -> bool:
-    first = len(report.parts)
-    # Code first, then small files first, so that a directory of data does not push the code out.
-    for _, size, name in sorted(_untracked_candidates(git, report, which)):
-        content = _content(git.root / name, report.max_file)
-        if content is None or b"\0" in content[:8000]:
-            report.leave_out(name, size, "cannot be read" if content is None else "binary")
-        else:
-            patch = _new_file_patch(git.root / name, os.fsencode(name), content)
-            report.add_patch(name, patch, len(patch))
-    report.parts[first:] = sorted(report.parts[first:])
-    return False
-
-
-def _untracked_candidates(git: _Git, report: _Report, which: str) -> list[tuple[bool, int, str]]:
-    candidates: list[tuple[bool, int, str]] = []
-    is_run = cache(_is_run)
-    for entry in _pieces(git.stream("ls-files", which, "--exclude-standard", "-z"), b"\0"):
-        name = os.fsdecode(entry[:-1])
-        size = _size_of(git.root / name)
-        if run := next((parent for parent in Path(name).parents[:-1] if is_run(git.root / parent)), None):
-            report.leave_out(f"{run}/", size, "the output of a run")
-        elif name.endswith("/"):
-            report.leave_out(name, None, "a repository of its own")
-        elif _is_secret_file(name):
-            report.leave_out(name, size, _SECRET)
-        elif (size or 0) > report.max_file:
-            report.leave_out(name, size, f"over the limit of {_size(report.max_file)} for an untracked file")
-        elif (is_data := not _SOURCE.fullmatch(name)) and len(candidates) >= _MAX_DATA_FILES:
-            report.leave_out(f"{Path(name).parent}/", size, f"more than {_MAX_DATA_FILES} untracked files")
-        else:
-            candidates.append((is_data, size or 0, name))
-    return candidates
+def _path_of(head: bytes) -> str:
+    """The path in `diff --git a/PATH b/PATH`; without renames both halves are the same."""
+    name = head.removeprefix(b"diff --git ")
+    name = name[: len(name) // 2]
+    if name.startswith(b'"'):  # git's escapes are a part of Python's
+        name = name[1:-1].decode("unicode_escape").encode("latin-1")
+    return os.fsdecode(name[2:])
 
 
 def _size_of(path: Path) -> int | None:
     with contextlib.suppress(OSError):
         return path.lstat().st_size if path.is_symlink() or path.is_file() else None
     return None
-
-
-def _is_run(directory: Path) -> bool:
-    holds = {name: (directory / name).exists() for name in ("config.json", "run.json", "metrics.jsonl")}
-    return holds["config.json"] and (holds["run.json"] or holds["metrics.jsonl"])
-
-
-def _is_secret_file(path: str) -> bool:
-    name = path.rpartition("/")[2].lower()
-    return bool(_SECRET_FILE.match(name)) and not name.endswith((".example", ".sample", ".template", ".dist"))
-
-
-def _content(path: Path, limit: int) -> bytes | None:
-    """What a file or a link itself holds; None if it is gone, grew or became a link meanwhile."""
-    try:
-        if path.is_symlink():
-            return os.fsencode(os.readlink(path))  # noqa: PTH115, a Path would shorten it
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            content = file.read(limit + 1)
-    except OSError:
-        return None
-    return content if len(content) <= limit else None
-
-
-def _new_file_patch(path: Path, name: bytes, content: bytes) -> bytes:
-    mode = b"120000" if path.is_symlink() else b"100755" if os.access(path, os.X_OK) else b"100644"
-    new = _quoted(b"b/" + name)
-    head = b"diff --git %s %s\nnew file mode %s\n" % (_quoted(b"a/" + name), new, mode)
-    if not content:
-        return head + b"index %s..e69de29bb2d1d6434b8b29ae775ad8c2e48c5391\n" % (b"0" * 40)
-    lines = content.removesuffix(b"\n").split(b"\n")
-    body = b"".join(b"+%s\n" % line for line in lines)
-    body += b"" if content.endswith(b"\n") else b"\\ No newline at end of file\n"
-    tab = b"\t" if b" " in new else b""  # ends a name with spaces
-    return head + b"--- /dev/null\n+++ %s%s\n@@ -0,0 +1,%d @@\n" % (new, tab, len(lines)) + body
-
-
-def _quoted(name: bytes) -> bytes:
-    quoted, changes = re.subn(rb'[^ -~]|["\\]', lambda match: b"\\%03o" % match[0][0], name)
-    return b'"%s"' % quoted if changes else name
-
-
-def _path_of(head: bytes) -> str:
-    """The path in `diff --git a/PATH b/PATH`; without renames both halves are the same."""
-    if head.startswith(b"*"):
-        return os.fsdecode(head.removeprefix(b"* Unmerged path "))
-    name = head.removeprefix(b"diff --git ")
-    name = name[: len(name) // 2]
-    if name.startswith(b'"'):  # git's escapes are a part of Python's
-        name = name[1:-1].decode("unicode_escape").encode("latin-1")
-    return os.fsdecode(name[2:])
 
 
 class _GitProblem(Exception):
@@ -295,58 +248,82 @@ class _GitProblem(Exception):
 class _Git:
     root: Path
     deadline: float
+    _environment: dict[str, str] = field(default_factory=dict)
 
-    def stream(self, *arguments: str) -> Iterator[bytes]:
+    @contextlib.contextmanager
+    def copied_index(self) -> Iterator[None]:
+        """Let git note new files in a copy of its index, and put nothing among the objects."""
+        places = (self.root / self.text("rev-parse", "--git-path", name) for name in ("index", "objects"))
+        index, objects = places
+        with tempfile.TemporaryDirectory() as directory:
+            copy = Path(directory)
+            (copy / "objects").mkdir()
+            if index.exists():
+                shutil.copyfile(index, copy / "index")
+            self._environment = {
+                "GIT_INDEX_FILE": str(copy / "index"),
+                "GIT_OBJECT_DIRECTORY": str(copy / "objects"),
+                "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects),
+            }
+            try:
+                yield
+            finally:
+                self._environment = {}
+
+    @contextlib.contextmanager
+    def output(self, *arguments: str, given: bytes = b"") -> Iterator[BinaryIO]:
+        """What git prints, from a file on the disk."""
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            if code := self._run(arguments, given, output, errors):
+                errors.seek(0)
+                complaint = errors.read(4096).decode("utf-8", "replace")
+                raise _GitProblem(_explained(complaint, self.root, code))
+            output.seek(0)
+            yield output
+
+    def _run(self, arguments: tuple[str, ...], given: bytes, output: BinaryIO, errors: BinaryIO) -> int:
         command = ["git", *(word for line in _SETTINGS.split() for word in ("-c", line)), *arguments]
         env = {name: value for name, value in os.environ.items() if not _FOREIGN.fullmatch(name)}
         env |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1"}
-        env["LC_ALL"] = "C"
-        with tempfile.TemporaryFile() as errors:
-            process = Popen(
-                command, cwd=self.root, env=env, stdin=DEVNULL, stdout=PIPE, stderr=errors, process_group=0
-            )
-            try:
-                yield from self._chunks(process)
-            except TimeoutExpired as error:
-                raise _GitProblem(f"git {arguments[0]} did not finish in time") from error
-            finally:
-                with contextlib.suppress(OSError, TimeoutExpired):
-                    if process.poll() is None:
-                        os.killpg(process.pid, signal.SIGKILL)
-                        process.wait(1)
-            if process.returncode:
-                errors.seek(0)
-                raise _GitProblem(_explained(errors.read(4096).decode("utf-8", "replace"), self.root))
+        env |= {"LC_ALL": "C"} | self._environment
+        process = Popen(
+            command, cwd=self.root, env=env, stdin=PIPE if given else DEVNULL, stdout=output, stderr=errors,
+            process_group=0,
+        )  # fmt: skip
+        try:
+            process.communicate(given or None, timeout=max(0.1, self.deadline - time.monotonic()))
+        except TimeoutExpired as error:
+            raise _GitProblem(f"git {arguments[0]} did not finish in time") from error
+        finally:
+            with contextlib.suppress(OSError, TimeoutExpired):
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait(1)
+        return process.returncode
 
-    def _chunks(self, process: Popen[bytes]) -> Iterator[bytes]:
-        assert process.stdout is not None
-        with process.stdout, selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            while (left := self.deadline - time.monotonic()) > 0 and selector.select(left):
-                if not (chunk := os.read(process.stdout.fileno(), 65536)):
-                    process.wait(max(0.1, left))
-                    return
-                yield chunk
-        raise TimeoutExpired(process.args, left)
+    def text(self, *arguments: str, given: bytes = b"") -> str:
+        with self.output(*arguments, given=given) as output:
+            return os.fsdecode(output.read().removesuffix(b"\n"))
 
     def answer(self, *arguments: str) -> str | None:
         """What a question is answered with; None where git has no answer."""
         try:
-            return b"".join(self.stream(*arguments)).decode("utf-8", "replace").strip() or None
+            return self.text(*arguments).strip() or None
         except _GitProblem:
             if time.monotonic() >= self.deadline:
                 raise
             return None
 
 
-def _explained(complaint: str, directory: Path) -> str:
+def _explained(complaint: str, directory: Path, code: int) -> str:
     if _NOWHERE in complaint:
         return f"{directory} is {_NOWHERE}; `git init` there lets the next run record its code"
     if "dubious ownership" in complaint:
         owned = re.search(r"repository at '(.*)'", complaint)
         allow = f"git config --global --add safe.directory '{owned[1] if owned else directory}'"
         return f"git does not read a repository that another user owns; to allow it: {allow}"
-    return f"git failed in {directory}: {complaint.strip().partition(chr(10))[0] or 'it gave no reason'}"
+    why = complaint.strip().partition("\n")[0] or f"it ended with {code} and gave no reason"
+    return f"git failed in {directory}: {why}"
 
 
 @dataclass
@@ -354,7 +331,6 @@ class _Report:
     max_total: int
     max_file: int
     parts: list[bytes] = field(default_factory=list)
-    skipped: set[str] = field(default_factory=set)
     _used: int = 0
     _left_out: dict[tuple[str, str], int] = field(default_factory=dict)
     _left_out_files: int = 0
@@ -362,7 +338,6 @@ class _Report:
 
     def add_patch(self, path: str, patch: bytes, size: int) -> None:
         if self._used + size > self.max_total:
-            self.skipped.add(path)
             self.leave_out(path, size, f"over the limit of {_size(self.max_total)} for all of code.diff")
             return
         self._used += size
@@ -370,7 +345,7 @@ class _Report:
         clean = redact_text(text)
         if clean != text:
             pairs = zip(text.split("\n"), clean.split("\n"), strict=True)
-            self._redacted[path] = self._redacted.get(path, 0) + sum(old != new for old, new in pairs)
+            self._redacted[path] = sum(old != new for old, new in pairs)
         self.parts.append(clean.encode("utf-8", "surrogateescape"))
 
     def leave_out(self, path: str, size: int | None, why: str) -> None:

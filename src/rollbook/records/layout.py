@@ -17,6 +17,7 @@ from pathlib import Path
 from rollbook.errors import UsageError
 
 TRAIN = "train"
+INDEX_YAML = "index.yaml"  # of an artifacts directory: the history of all runs
 _EVAL_PREFIX = "eval/"
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from rollbook.errors import BadFileError, LockedError, UsageError, WriteError
-from rollbook.records.layout import sanitize
+from rollbook.records.layout import INDEX_YAML, sanitize
 from rollbook.records.plain import utc_now
 from rollbook.records.record import Record
 from rollbook.runs.jobs.index_file import Event, IndexFile, zulu
@@ -36,7 +36,6 @@ from rollbook.runs.jobs.processes import (
     why_gone,
 )
 
-INDEX = "index.yaml"
 LATEST = "latest"
 _STALE_AFTER_S = 600
 _MERGED = ("metrics", "checkpoint", "tracker")  # an update adds to these instead of replacing them
@@ -141,7 +140,7 @@ class Ledger:
     def __init__(self, artifacts: Path | str, *, lock_timeout_s: float = 30.0) -> None:
         self.artifacts = Path(artifacts).expanduser().absolute()
         self.root = self.artifacts.parent
-        self.path = self.artifacts / INDEX
+        self.path = self.artifacts / INDEX_YAML
         self._file = IndexFile(self.path, lock_timeout_s=lock_timeout_s)
 
     def start(self, run: RunStart) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import xxhash
 
-from rollbook.records.plain import canonical, encode, to_plain
+from rollbook.records.plain import canonical, canonical_of_plain, encode, to_plain
 
 KEY = "_rb_key"
 _OWN_IDS = ("task_id", "id")
@@ -73,7 +73,7 @@ def derive_seed(*parts: SeedPart) -> int:
             raise TypeError(f"a part of a seed is text, a whole number or None, not {part!r}")
     # Whole numbers as text of their own kind: JSON has no more than 64 bits for them.
     tagged = [["i", str(int(part))] if isinstance(part, int) else part for part in parts]
-    return xxhash.xxh3_64_intdigest(canonical(tagged)) >> 1
+    return xxhash.xxh3_64_intdigest(canonical_of_plain(tagged)) >> 1
 
 
 def _prompt_id(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> str:

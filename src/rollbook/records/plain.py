@@ -204,7 +204,11 @@ def encode(plain: Plain) -> bytes:
 
 def canonical(value: Any) -> bytes:
     """The same bytes for equal values, whatever the order of their keys: what digests are made of."""
-    plain = to_plain(value)
+    return canonical_of_plain(to_plain(value))
+
+
+def canonical_of_plain(plain: Plain) -> bytes:
+    """The same of what is plain data already."""
     try:
         return orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)
     except TypeError:

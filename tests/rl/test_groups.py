@@ -1,9 +1,11 @@
+import math
+
 import numpy as np
 import pytest
 
 from rollbook.records.iterations import Fate, RolloutFate
 from rollbook.records.turns import Turn
-from rollbook.rl.groups import Group, select, share_of_duplicates
+from rollbook.rl.groups import Group, duplicates, select
 from rollbook.rollouts.types import Episode
 
 
@@ -101,6 +103,28 @@ def test_every_row_of_a_rewritten_history_has_the_advantage_of_its_rollout():
     assert {float(example.columns_T["advantage"][0]) for example in selection.examples[:2]} == {0.5}
 
 
-def test_duplicates_are_counted_within_groups():
+def test_duplicates_are_counted_within_groups_beside_what_their_probabilities_explain():
+    """Logprobs of -0.5 and -1.5: a rollout of two tokens has the probability exp(-2)."""
     same, other = episode(1, tokens=[5, 6]), episode(0, tokens=[7])
-    assert share_of_duplicates([Group(0, [same, same, other, None]), Group(1, [same, other])]) == 2 / 5
+    found = duplicates([Group(0, [same, same, other, None]), Group(1, [same, other])])
+    assert found.share == 2 / 5
+    two, one = math.exp(-2), math.exp(-0.5)
+    of_three = 2 * (1 - (1 - two) ** 2) + 1 - (1 - one) ** 2
+    assert found.expected == pytest.approx((of_three + two + one) / 5)
+    assert duplicates([Group(0, [None, None])]) == (0.0, 0.0)
+
+
+def test_the_duplicates_that_are_expected_are_those_that_chance_gives():
+    """Three answers, drawn again and again: on the whole as many are equal as their probabilities say."""
+    chance = np.random.default_rng(0)
+    probabilities = np.array([0.6, 0.3, 0.1])
+
+    def drawn():
+        token = int(chance.choice(3, p=probabilities))
+        said = turn([token])
+        said.logprobs = [math.log(probabilities[token])]
+        return Episode(prompt=[], turns=[said])
+
+    groups = [Group(index, [drawn() for _ in range(4)]) for index in range(2000)]
+    found = duplicates(groups)
+    assert found.share == pytest.approx(found.expected, abs=0.02)

@@ -6,6 +6,7 @@ an iteration balance.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -126,15 +127,30 @@ def examples_of(episode: Episode, advantage: float, key: ExampleKey) -> list[Exa
     return examples
 
 
-def share_of_duplicates(groups: Sequence[Group]) -> float:
+class Duplicates(NamedTuple):
     """The part of the rollouts whose sampled tokens another rollout of the same group has too."""
+
+    share: float
+    expected: float  # by the probabilities of the rollouts alone, if each was sampled for itself
+
+
+def duplicates(groups: Sequence[Group]) -> Duplicates:
+    """A rollout of probability p is one of n in its group: another one equals it with 1 - (1 - p)^(n - 1)."""
     same = total = 0
+    expected = 0.0
     for group in groups:
-        sampled = [
-            tuple(token for turn in episode.turns for token in turn.token_ids or ())
-            for episode in group.episodes
-            if episode is not None
-        ]
-        total += len(sampled)
-        same += sum(count for count in Counter(sampled).values() if count > 1)
-    return same / total if total else 0.0
+        episodes = [episode for episode in group.episodes if episode is not None]
+        counts = Counter(map(_sampled_tokens, episodes))
+        same += sum(count for count in counts.values() if count > 1)
+        total += len(episodes)
+        expected += sum(1 - (1 - _probability(episode)) ** (len(episodes) - 1) for episode in episodes)
+    return Duplicates(same / total, expected / total) if total else Duplicates(0.0, 0.0)
+
+
+def _sampled_tokens(episode: Episode) -> tuple[int, ...]:
+    return tuple(token for turn in episode.turns for token in turn.token_ids or ())
+
+
+def _probability(episode: Episode) -> float:
+    """Of its sampled tokens, given what the environment said."""
+    return math.exp(min(0.0, sum(sum(turn.logprobs or ()) for turn in episode.turns)))

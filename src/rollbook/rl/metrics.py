@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rollbook.records.iterations import Fate
-from rollbook.rl.groups import Group, Selection, is_truncated, share_of_duplicates
+from rollbook.rl.groups import Group, Selection, duplicates, is_truncated
 from rollbook.train.engine import StepOutput
 
 # What the engine measures about agreement and entropy keeps its name; facts of the loss get a prefix.
@@ -50,7 +50,7 @@ def of_sampling(groups: Sequence[Group], selection: Selection) -> dict[str, floa
     """What was sampled, and what of it is trained."""
     episodes = [episode for group in groups for episode in group.episodes if episode is not None]
     sampled = sum(len(turn.token_ids or ()) for episode in episodes for turn in episode.turns)
-    truncated = sum(map(is_truncated, episodes))
+    truncated, copies = sum(map(is_truncated, episodes)), duplicates(groups)
     values: dict[str, float] = {
         "groups/drawn": len(groups),
         "groups/trained": selection.groups(Fate.TRAINED),
@@ -59,7 +59,8 @@ def of_sampling(groups: Sequence[Group], selection: Selection) -> dict[str, floa
         "groups/surplus": selection.groups(Fate.SURPLUS),
         "rollouts/trained": selection.count(Fate.TRAINED),
         "truncated/count": truncated,
-        "duplicates/share": share_of_duplicates(groups),
+        "duplicates/share": copies.share,
+        "duplicates/expected": copies.expected,
         "tokens/sampled": sampled,
         "tokens/trained": sum(int(example.trained_T[1:].sum()) for example in selection.examples),
     }

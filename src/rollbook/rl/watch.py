@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Metrics = Mapping[str, float]
 
@@ -18,8 +18,9 @@ FAR_TOKENS_LIMIT = 0.001  # share of tokens whose logprobs differ by more than 5
 ALL_BAD_LIMIT = 0.9
 TRUNCATED_LIMIT = 0.25
 ENTROPY_LIMIT, ENTROPY_PART = 0.02, 0.1
-DUPLICATES_LIMIT = 0.95
+DUPLICATES_LIMIT = 0.5  # beyond what the probabilities of the rollouts explain
 GRADIENT_FACTOR = 20
+FALLEN, LOST = 0.95, 0.5  # parts of the best mean reward
 WINDOW = 10
 
 
@@ -35,28 +36,42 @@ class Watch:
         self._active: set[str] = set()
         self._excess: list[float] = []  # of k3 over the noise floor measured last
         self._noise_floor = 0.0
+        self._first: Metrics | None = None
+        self._first_entropy: float | None = None
+        self._reward = self._best_reward = -math.inf  # means over a window
 
-    def look(self, metrics: Metrics) -> list[Finding]:
-        """What is wrong since this iteration."""
+    def look(self, line: Mapping[str, Any]) -> list[Finding]:
+        """What is wrong since this iteration; `line` is what was logged, or a line of metrics.jsonl."""
+        metrics = _numbers(line)
         self._seen.append(metrics)
         del self._seen[: -10 * WINDOW]
-        self._noise_floor = metrics.get("noise_floor/k3", self._noise_floor)
-        self._excess = [*self._excess, metrics.get("kl_sample_train_v3", 0.0) - self._noise_floor][
-            -K3_ITERATIONS:
-        ]
-        self._note_reward(metrics)
+        if self._first is None:
+            self._first = metrics
+        if self._first_entropy is None:  # the first iteration may have trained nothing
+            self._first_entropy = metrics.get("entropy")
+        self._note_mismatch(metrics)
+        self._note_reward()
         holding = {found.title: found for found in self._conditions(metrics)}
         raised = [found for title, found in holding.items() if title not in self._active]
         self._active = set(holding)
         return raised
 
-    def _note_reward(self, metrics: Metrics) -> None:
-        if len(self._seen) == 1:
-            self._first = metrics
-            self._best_reward = -math.inf
+    def _note_mismatch(self, metrics: Metrics) -> None:
+        """An iteration in which nothing was trained says nothing about it."""
+        self._noise_floor = metrics.get("noise_floor/k3", self._noise_floor)
+        if "kl_sample_train_v3" in metrics:
+            excess = metrics["kl_sample_train_v3"] - self._noise_floor
+            self._excess = [*self._excess, excess][-K3_ITERATIONS:]
+
+    def _note_reward(self) -> None:
         recent = self._values("env/all/reward/total", WINDOW)
         if len(recent) == WINDOW:
-            self._best_reward = max(self._best_reward, fmean(recent))
+            self._reward = fmean(recent)
+            self._best_reward = max(self._best_reward, self._reward)
+
+    def _reward_is_below(self, part: float) -> bool:
+        """Whether the mean of the newest rewards is less than this part of the best mean so far."""
+        return self._reward < self._best_reward - (1 - part) * abs(self._best_reward)
 
     def _conditions(self, now: Metrics) -> Iterator[Finding]:
         yield from self._mismatch(now)
@@ -68,7 +83,7 @@ class Watch:
     def _mismatch(self, now: Metrics) -> Iterator[Finding]:
         excess = self._excess
         lasting = len(excess) == K3_ITERATIONS and min(excess) > K3_LIMIT
-        if lasting or excess[-1] > K3_LIMIT_ONCE:
+        if lasting or (excess and excess[-1] > K3_LIMIT_ONCE):
             yield Finding(
                 "sampler and trainer disagree",
                 f"kl_sample_train_v3 is {excess[-1]:.3g} above the trainer's own noise floor; the weights "
@@ -96,11 +111,17 @@ class Watch:
                     f"{truncated[-1]:.0%} of the rollouts reached the token limit; raise "
                     "sampler.max_tokens, or set truncated: mask",
                 )
-        reward_falls = self._falls("env/all/reward/total")
-        entropy, first = now.get("entropy"), self._first.get("entropy")
-        if entropy is None or first is None or not reward_falls:
+        copies = now.get("duplicates/share", 0.0)
+        if copies - now.get("duplicates/expected", copies) > DUPLICATES_LIMIT:
+            yield Finding(
+                "rollouts are copies of each other",
+                f"{copies:.0%} of the rollouts equal another one of their group, where their probabilities "
+                f"explain {now['duplicates/expected']:.0%}; do they share a seed?",
+            )
+        entropy, first = now.get("entropy"), self._first_entropy
+        if entropy is None or first is None:
             return
-        if entropy < ENTROPY_LIMIT or entropy < ENTROPY_PART * first:
+        if (entropy < ENTROPY_LIMIT or entropy < ENTROPY_PART * first) and self._reward_is_below(FALLEN):
             yield Finding(
                 "entropy has collapsed while the reward falls",
                 f"entropy is {entropy:.3g}, it was {first:.3g} at the start; lower learning_rate",
@@ -117,24 +138,22 @@ class Watch:
                 "the gradient is far larger than before",
                 f"grad_norm is {norms[-1]:.3g}, its median before was {median(norms[:-1]):.3g}",
             )
-        recent = self._values("env/all/reward/total", WINDOW)
-        if self._best_reward > 0 and len(recent) == WINDOW and fmean(recent) < self._best_reward / 2:
+        if self._best_reward > 0 and self._reward_is_below(LOST):
             yield Finding(
                 "the reward has fallen to less than half of its best",
-                f"mean over {WINDOW} iterations: {fmean(recent):.3g}, best {self._best_reward:.3g}; lower "
+                f"mean over {WINDOW} iterations: {self._reward:.3g}, best {self._best_reward:.3g}; lower "
                 "learning_rate, or go back to an earlier checkpoint",
             )
 
     def _first_step(self, now: Metrics) -> Iterator[Finding]:
         problems = []
-        if not math.isfinite(now.get("optim/loss", 0.0)):
+        if now.get("optim/applied", 1.0) < 1.0:
             problems.append("the loss is not finite")
-        if abs(now.get("kl_sample_train_v1", 0.0)) > 0.05 or self._excess[-1] > K3_LIMIT:
+        k3 = self._excess[-1] if self._excess else 0.0
+        if abs(now.get("kl_sample_train_v1", 0.0)) > 0.05 or k3 > K3_LIMIT:
             problems.append("sampler and trainer give different logprobs to the same tokens")
         if not 0 < now.get("entropy", 1e-9) <= self._most_entropy:
             problems.append(f"entropy {now['entropy']:.3g} is not between 0 and log(vocabulary)")
-        if now.get("duplicates/share", 0.0) > DUPLICATES_LIMIT:
-            problems.append("almost every rollout equals another one of its group: do they share a seed?")
         if now.get("groups/trained", 1) == 0:
             problems.append("no group has different rewards, so nothing was trained")
         if problems:
@@ -143,7 +162,11 @@ class Watch:
     def _values(self, key: str, most: int) -> list[float]:
         return [metrics[key] for metrics in self._seen[-most:] if key in metrics]
 
-    def _falls(self, key: str) -> bool:
-        values = self._values(key, WINDOW)
-        half = WINDOW // 2
-        return len(values) == WINDOW and fmean(values[half:]) < fmean(values[:half])
+
+def _numbers(line: Mapping[str, Any]) -> Metrics:
+    """The finite numbers of a line; in a file the others are null."""
+    return {
+        key: float(value)
+        for key, value in line.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }

@@ -1,7 +1,7 @@
 """Rollbook records the post-training loop of a language model, from the run down to each token.
 
-Writing: `Run`, `Trajectory`, `Step`, `logtree`. Reading: `open_run`. Jobs: `rl`. Names load on first use, so
-importing the package costs nothing and reading a run never imports torch.
+Writing: `Run`, `Trajectory`, `Step`, `logtree`. Reading: `open_run`. Jobs: `collect`, `sft`, `rl`. Names
+load on first use, so importing the package costs nothing and reading a run never imports torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rollbook.version import __version__
 
 if TYPE_CHECKING:
-    from rollbook import rl
+    from rollbook import collect, rl, sft
     from rollbook.errors import RollbookError
     from rollbook.records import logtree
     from rollbook.records.rollouts import Step, Trajectory
@@ -26,12 +26,19 @@ __all__ = [
     "Step",
     "Trajectory",
     "__version__",
+    "collect",
     "logtree",
     "open_run",
     "rl",
+    "sft",
 ]
 
-_MODULES = {"logtree": "rollbook.records.logtree", "rl": "rollbook.rl"}
+_MODULES = {
+    "collect": "rollbook.collect",
+    "logtree": "rollbook.records.logtree",
+    "rl": "rollbook.rl",
+    "sft": "rollbook.sft",
+}
 _HOMES = {
     "RollbookError": "rollbook.errors",
     "Run": "rollbook.runs.run",

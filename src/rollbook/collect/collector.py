@@ -19,7 +19,7 @@ import msgspec
 from rollbook.collect.descriptors import with_room
 from rollbook.collect.executor import Executor, LocalExecutor, local_executor
 from rollbook.collect.input_check import InputCheck, begin_check
-from rollbook.collect.loop import event_loop, seldom_collecting_garbage
+from rollbook.collect.loop import event_loop, run_to_the_end, seldom_collecting_garbage
 from rollbook.collect.manifest import Manifest, write_manifest
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.plan import Plan
@@ -65,8 +65,8 @@ def collect(
             )
         if prepared.done.unknown:
             say(f"{prepared.done.unknown} lines of {files.shown} belong to no planned rollout; they stay")
-        with loop as runner, seldom_collecting_garbage():
-            progress: Progress = runner.run(_collect(settings, files, prepared, show, say, began))
+        with seldom_collecting_garbage():
+            progress = run_to_the_end(loop, _collect(settings, files, prepared, show, say, began))
         opened.enter_context(_term_interrupts())
         if not prepared.keeps_manifest:
             _write_coverage(files, prepared.manifest, progress)
@@ -291,7 +291,10 @@ class _Drain:
 
 @contextmanager
 def _drain_on_signals(drain: _Drain) -> Any:
-    """The first INT or TERM lets what is in flight finish; the second ends everything at once."""
+    """The first INT or TERM lets what is in flight finish; the second ends everything at once.
+
+    Python handles signals in the main thread alone: in another one only a cancellation ends it early.
+    """
     loop = asyncio.get_running_loop()
     running = asyncio.current_task()
     heard = 0
@@ -304,7 +307,8 @@ def _drain_on_signals(drain: _Drain) -> Any:
             return
         drain(name, f"{name} received", "; again to stop now")
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
     for number in numbers:
         loop.add_signal_handler(number, hear, number.name)
     try:

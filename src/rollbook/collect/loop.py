@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 _ALLOCATIONS_BETWEEN_SEARCHES = 20_000
 
 
@@ -19,6 +22,33 @@ def event_loop() -> asyncio.Runner:
 
             return asyncio.Runner(loop_factory=uvloop.new_event_loop)
     return asyncio.Runner()
+
+
+def run_to_the_end(runner: asyncio.Runner, work: Coroutine[Any, Any, T]) -> T:
+    """Runs it and waits; in a thread of its own where an event loop is running here, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        with runner:
+            return runner.run(work)
+    with ThreadPoolExecutor(1, "rollbook-collect") as threads:
+        loop, started = runner.get_loop(), list[asyncio.Task[Any]]()
+
+        async def watched() -> T:
+            started.extend(filter(None, [asyncio.current_task()]))
+            return await work
+
+        def serve() -> T:
+            with runner:
+                return runner.run(watched())
+
+        running = threads.submit(serve)
+        try:
+            return running.result()
+        except KeyboardInterrupt:  # which reaches this thread alone; leaving the block waits for the other
+            for task in started:
+                loop.call_soon_threadsafe(task.cancel)
+            raise
 
 
 @contextmanager

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from rollbook.envs.registry import ENVIRONMENTS
 from rollbook.errors import UsageError
 from rollbook.records.token_settings import TrainerSettings, with_token_export
 from rollbook.rl import advantages
@@ -50,7 +52,7 @@ class SamplerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_
 
     kind: Literal["local"] = "local"
     max_tokens: Count = 256  # per turn
-    max_episode_tokens: CountOrNone = None  # of all replies of an episode together
+    max_episode_tokens: CountOrNone = None  # prompts and replies of an episode together
     temperature: Positive = 1.0
     stop: list[str] = []
     max_length: CountOrNone = None  # tokens of a sequence with its prompt; chosen from the tasks by default
@@ -144,6 +146,8 @@ def load_settings(
         if "loss" in values:
             raise UsageError(f"{named}: loss and loss_fn are the same setting; leave out loss_fn")
         values["loss"] = {"name": values.pop("loss_fn")}
+    if isinstance(values.get("loss"), Mapping):
+        _check_name_of_loss(values["loss"].get("name"), named)
     for key in ("log_path", "model", "environments"):
         if not values.get(key):
             raise UsageError(f"{named}: {key} is missing; write {key}: {_EXAMPLES[key]}")
@@ -166,11 +170,22 @@ _EXAMPLES = {
 }
 
 
+def _check_name_of_loss(name: Any, where: str) -> None:
+    known = [str(kind.__struct_config__.tag) for kind in typing.get_args(AnyLoss)]
+    if name not in known:
+        raise UsageError(
+            f"{where}: there is no loss {name!r}; there are: {', '.join(known)}. One of your own is passed "
+            "as an object: rollbook.rl(config, loss=...)"
+        )
+
+
 def _environment(entry: Any, number: int) -> dict[str, Any]:
     """An entry with the environment's own settings in a mapping of their own."""
     where = f"environments[{number}]"
-    if isinstance(entry, str):
+    if isinstance(entry, str | type):
         entry = {"name": entry}
+    if isinstance(entry, Mapping) and isinstance(kind := entry.get("name"), type):
+        entry = {"as": kind.__name__, **entry, "name": _name_of(kind)}
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
         raise UsageError(f"{where}: name is missing; write {{name: arithmetic}}")
     if set(entry) <= set(EnvironmentSettings.__struct_fields__) and "label" in entry:
@@ -179,6 +194,13 @@ def _environment(entry: Any, number: int) -> dict[str, Any]:
     label = common.pop("as", None) or _label(str(entry["name"]))
     own = {key: value for key, value in entry.items() if key not in _OURS}
     return {**common, "label": str(label), "settings": own}
+
+
+def _name_of(kind: type) -> str:
+    """A name for a class of the caller's that a config.json can hold, and by which it is found here."""
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    ENVIRONMENTS[name] = kind
+    return name
 
 
 def _label(name: str) -> str:

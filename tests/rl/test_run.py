@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import rollbook
-from helpers.places import REPOSITORY
+from helpers.metric_docs import documented_keys
 from helpers.rl_runs import config_of, settings_of, write_setup
 from helpers.source_document import run_in, snippet
 from rollbook.records.complete import is_complete
@@ -166,23 +166,6 @@ def test_the_metrics_have_the_names_of_the_source(run: Path) -> None:
     )
     assert all(set(row) >= DOCUMENTED for row in rows[:-1])
     assert set(rows[-1]) >= {"test/env/all/reward/total", "progress/batch"}
-
-
-def documented_keys() -> set[str]:
-    """The first cells of the tables of docs/metrics.md; a name alone continues the one before it."""
-    keys: list[str] = []
-    text = (REPOSITORY / "docs/metrics.md").read_text()
-    for cell in re.findall(r"^\| (`[^|]*) \|", text, re.MULTILINE):
-        before = ""
-        for name in re.findall(r"`([^`]+)`", cell):
-            if name.startswith("_"):
-                name = before[: before.rindex(name.rpartition("_")[0])] + name
-            elif "/" not in name and "/" in before:
-                name = f"{before.rpartition('/')[0]}/{name}"
-            before = name
-            keys.append(name)
-    times = re.findall(r"`(time/\w+|tokens_per_second)`", text)
-    return {key for key in [*keys, *times] if "<" not in key}
 
 
 def test_every_key_of_the_docs_is_measured_and_every_measured_key_is_in_the_docs(run: Path) -> None:

@@ -169,7 +169,8 @@ def decide_length(settings: RlSettings, model: Model, pools: Sequence[TaskPool])
         for number in range(min(_PROMPTS_LOOKED_AT, len(pool))):
             task = pool.task(number)
             longest = max(longest, len(chat_format.prompt(task.messages, task.tools)))
-    wanted = _PROMPTS_OF_ROOM * longest + _REPLIES_OF_ROOM * settings.sampler.max_tokens
+    reply = max([settings.sampler.max_tokens, *(item.max_tokens or 0 for item in settings.evals)])
+    wanted = _PROMPTS_OF_ROOM * longest + _REPLIES_OF_ROOM * reply
     rounded = -(-wanted // 64) * 64
     length = min(rounded, model.positions or rounded)
     return msgspec.structs.replace(

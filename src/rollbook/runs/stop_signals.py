@@ -36,7 +36,7 @@ class StopSignals:
     def ask(self, reason: str) -> None:
         """Ask from inside the job, as a signal does from outside."""
         self.asked = self.by_job = True
-        self.reason = reason
+        self.reason = self.reason or reason
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import rollbook
+from helpers.rl_runs import config_of, write_setup
 from interop.setup_tinker import TINKER
 from rollbook import Step, Trajectory
 
@@ -340,3 +341,51 @@ def test_a_resumed_run_reads_as_one(tmp_path: Path) -> None:
     assert seen["warnings"] == []
     assert [row["step"] for row in seen["metrics"]] == [0, 1, 2]
     assert [info["iteration"] for info in seen["iterations"]] == [0, 1, 2]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Any]]:
+    """A run of `rollbook rl`, and what tinker's stores see of it."""
+    directory = tmp_path_factory.mktemp("trained")
+    setup = write_setup(directory / "setup")
+    config = config_of(setup, directory / "runs" / "arithmetic", iterations=5, layout="nested")
+    result = rollbook.rl(config, log=lambda _: None)
+    return result, read_with_tinker(result.log_path)
+
+
+def test_a_training_run_is_read_whole(trained: tuple[Any, dict[str, Any]]) -> None:
+    result, seen = trained
+    assert seen["warnings"] == []
+    [run] = seen["runs"]
+    assert (
+        run["run_id"] == "arithmetic" and run["iteration_count"] == 6
+    )  # the last is of the evaluation alone
+    assert run["has_config"] and run["has_metrics"] and run["has_checkpoints"]
+    assert [info["iteration"] for info in seen["iterations"] if info["has_train_rollouts"]] == [0, 1, 2, 3, 4]
+    assert [info["iteration"] for info in seen["iterations"] if info["eval_labels"]] == [0, 2, 4, 5]
+    assert (seen["config"]["loss"], seen["config"]["group_size"]) == ({"name": "importance_sampling"}, 4)
+    last = seen["last_checkpoint"]
+    assert (last["name"], last["batch"], last["final"]) == ("000005", 5, True)
+    assert result.log_path / last["state_path"] == result.checkpoint
+
+
+def test_a_training_runs_rollouts_and_metrics_say_the_same(trained: tuple[Any, dict[str, Any]]) -> None:
+    result, seen = trained
+    rows = {row["step"]: row for row in seen["metrics"]}
+    assert rows[4]["env/all/reward/total"] == result.reward
+    assert rows[5]["test/env/all/reward/total"] == result.evals["test"]
+    assert {"entropy", "kl_sample_train_v1", "kl_sample_train_v2", "optim/lr"} <= set(seen["metric_keys"])
+    for iteration in range(5):
+        records = seen["by_iteration"][str(iteration)]["rollouts"]["train"]
+        places = [(record["group_idx"], record["traj_idx"]) for record in records]
+        assert places == [(group, index) for group in range(4) for index in range(4)]
+        rewards = [record["total_reward"] for record in records]
+        assert set(rewards) <= {0.0, 1.0}
+        assert rows[iteration]["env/all/reward/total"] == pytest.approx(sum(rewards) / 16)
+        assert {record["sampling_client_step"] for record in records} == {iteration}
+        lengths = [step["ac_len"] for record in records for step in record["steps"]]
+        assert rows[iteration]["ac_tokens_per_turn"] == pytest.approx(sum(lengths) / len(lengths))
+        [conversation, *_] = find_conversations(
+            seen["by_iteration"][str(iteration)]["logtrees"]["train"]["root"]
+        )
+        assert [message["role"] for message in conversation["messages"]] == ["user", "assistant"]

@@ -18,6 +18,7 @@ import rollbook
 from helpers.metric_docs import documented_keys
 from helpers.rl_runs import config_of, settings_of, write_setup
 from helpers.source_document import run_in, snippet
+from rollbook.errors import UsageError
 from rollbook.records.complete import is_complete
 from rollbook.records.iterations import Fate, IterationRecord
 from rollbook.rl.groups import examples_of
@@ -358,3 +359,19 @@ def test_no_iterations_are_evaluations_only(setup: Path, tmp_path: Path) -> None
     assert result.checkpoint is None and result.evals.keys() == {"test"}
     assert [row["step"] for row in lines(tmp_path / "run/metrics.jsonl")] == [0]
     assert not list((tmp_path / "run").glob("train_*"))
+
+
+def test_the_files_of_an_iteration_may_be_in_a_directory_of_its_own(setup: Path, tmp_path: Path) -> None:
+    nested = {"layout": "nested", "iterations": 2}
+    train(settings_of(setup, tmp_path / "run", **nested), log=lambda _: None)
+    train(
+        settings_of(setup, tmp_path / "run", **(nested | {"iterations": 3})), resume=True, log=lambda _: None
+    )
+    directories = {path.name for path in (tmp_path / "run").glob("iteration_*")}
+    assert directories == {f"iteration_{i:06d}" for i in range(4)}  # the last is the evaluation's
+    assert (tmp_path / "run/iteration_000002/train_transcripts.jsonl").exists()
+    assert not list((tmp_path / "run").glob("train_*"))
+    reader = rollbook.open_run(tmp_path / "run")
+    assert len(list(reader.rollouts(split="train"))) == 3 * GROUPS * SIZE
+    with pytest.raises(UsageError, match="settings changed since it was started: layout: nested -> flat"):
+        train(settings_of(setup, tmp_path / "run", iterations=4), resume=True, log=lambda _: None)

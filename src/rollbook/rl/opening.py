@@ -224,6 +224,7 @@ def open_job(
                 settings.log_path,
                 config=msgspec.to_builtins(settings),
                 kind="rl",
+                layout=settings.layout,
                 total_iterations=settings.iterations,
                 num_groups_to_log=settings.num_groups_to_log,
                 resume=start.resume,

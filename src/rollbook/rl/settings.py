@@ -108,6 +108,7 @@ class RlSettings(msgspec.Struct, kw_only=True, frozen=True):
     save_every: Count = 10
     save_total_limit: CountOrNone = None
     num_groups_to_log: NonNegative = 4
+    layout: Literal["flat", "nested"] = "flat"  # nested is where tinker-cookbook's own tools look
     samples_every: NonNegative = 10  # iterations between two samples of text in the terminal; 0: none
     on_alert: Literal["continue", "stop"] = "continue"
     retry: RetrySettings = msgspec.field(default_factory=RetrySettings)

@@ -268,7 +268,7 @@ def test_tokens(tmp_path: Path, ending: str) -> None:
     sql = "select run, iteration, group_idx, task_id, sequence_idx, token_idx, token_id, loss_mask, trainer_logprob, is_masked from tokens order by token_idx"  # noqa: E501
     key = ("run", 3, 2, "t1", 5)
     assert rows(sql, tmp_path) == [
-        (*key, 0, 7, False, -1.0, None),
+        (*key, 0, 7, False, None, None),  # what was packed before predicted it
         (*key, 1, 8, True, None, None),
         (*key, 2, 9, True, -3.0, None),
     ]

@@ -12,6 +12,7 @@ import pytest
 from helpers.equal_runs import differences
 from helpers.rl_runs import finish, settings_of, start, write_setup
 from helpers.trainer import run_several
+from rollbook.query.session import Session
 from rollbook.records.iterations import Fate, read_iterations
 from rollbook.records.token_files import read_manifest
 from rollbook.records.token_places import files_of
@@ -60,6 +61,16 @@ def transcripts(run: Path) -> dict[tuple[int, int, int], Transcript]:
 def test_an_empty_block_exports_every_trained_rollout(setup: Path, tmp_path: Path) -> None:
     train(exporting(setup, tmp_path / "run"), log=lambda _: None)
     follow(tmp_path / "run", processes=1)
+    joined = (
+        "select count(*), count(*) filter (t.reward <> r.reward), "
+        "count(distinct (iteration, group_idx, traj_idx)) from tokens t "
+        "join rollouts r using (run, split, iteration, group_idx, traj_idx) where t.loss_mask"
+    )
+    manifest = list(read_manifest(manifest_of(tmp_path / "run")))
+    answer = Session([tmp_path / "run"]).run(joined)
+    assert [row for batch in answer.batches for row in batch] == [
+        (sum(step.trained_tokens for step in manifest), 0, sum(step.records for step in manifest))
+    ]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     assert all(line["time/token_export"] > 0 for line in lines)
     assert any(

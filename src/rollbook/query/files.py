@@ -23,6 +23,8 @@ from rollbook.data.inputs import manifest_owner
 from rollbook.errors import BadFileError, UsageError
 from rollbook.records.layout import TRAIN, Artifact, RunFiles, eval_split
 from rollbook.records.run_info import RunInfo, read_run_info
+from rollbook.records.token_files import TOKEN_EXPORTS
+from rollbook.records.token_places import TokenSource, manifest_beside, token_source
 
 
 class Role(StrEnum):
@@ -42,7 +44,6 @@ _ROLE_OF_NAME = {
     "checkpoints.jsonl": Role.CHECKPOINTS,
 }
 _ROLE_OF_ARTIFACT = {Artifact.SUMMARIES: Role.SUMMARIES, Artifact.TRANSCRIPTS: Role.TRANSCRIPTS}
-_TOKEN_EXPORTS = "token_exports"
 _ROW_ENDINGS = (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst", ".parquet")
 _PART_OF_A_RUN = re.compile(r"iteration_\d{6,}|checkpoints|checkpoint-\d+|superseded|token_exports|\..*")
 _COMPRESSED = (".gz", ".zst")
@@ -72,12 +73,14 @@ class Owner:
     name: str
     info: dict[str, Any]
     files: list[tuple[Path, Role, str | None]] = field(default_factory=list)
+    tokens: TokenSource | None = None
 
 
 @dataclass(frozen=True)
 class Sources:
     runs: list[dict[str, Any]]  # rows of the view of that name
     files: list[DataFile]
+    tokens: dict[str, TokenSource]  # by the run
     left_out: list[Path]  # datasets that stand beside collections and were not named
 
     def of(self, *roles: Role) -> list[DataFile]:
@@ -110,7 +113,8 @@ def find_sources(paths: Iterable[str | Path]) -> Sources:
     ]
     rows = [{**owner.info, "run": owner.name} for owner in owners.values()]
     named = {owner.root for owner in owners.values()}
-    return Sources(rows, files, [path for path in left_out if path not in named])
+    tokens = {owner.name: owner.tokens for owner in owners.values() if owner.tokens is not None}
+    return Sources(rows, files, tokens, [path for path in left_out if path not in named])
 
 
 def _kind(owner: Owner) -> Any:
@@ -137,11 +141,17 @@ def _can_be_meant(path: str, found: list[str]) -> bool:
 def _add(owners: dict[Path, Owner], owner: Owner) -> None:
     known = owners.setdefault(owner.root.resolve(), owner)
     known.files = list(dict.fromkeys([*known.files, *owner.files]))
+    if known.tokens is None or (owner.tokens is not None and owner.tokens.only is None):
+        known.tokens = owner.tokens  # the whole run, where it was named beside one of its files
 
 
 def _owners_at(path: Path, typed: str) -> Iterator[Owner]:
     if path.is_dir():
-        yield from _walk(path)
+        source = token_source(path)
+        if source.only is None:
+            yield from _walk(path)
+        else:  # `token_exports/` or a directory in it
+            yield _tokens_only(source)
     elif path.is_file():
         yield _named_file(path)
     else:
@@ -180,19 +190,12 @@ def _run_at(directory: Path) -> Owner | None:
         has_iterations = True
         if found.artifact in _ROLE_OF_ARTIFACT:
             files.append((found.path, _ROLE_OF_ARTIFACT[found.artifact], found.split))
-    exports = directory / _TOKEN_EXPORTS
-    if exports.is_dir():
-        files += [(path, Role.TOKENS, None) for path in _token_files(exports)]
-    if not files and not has_iterations and not (directory / "run.json").is_file():
+    has_run = has_iterations or (directory / "run.json").is_file() or (directory / TOKEN_EXPORTS).is_dir()
+    if not files and not has_run:
         return None
     owner = _run(directory, has_iterations=has_iterations)
-    owner.files = files
+    owner.files, owner.tokens = files, token_source(directory)
     return owner
-
-
-def _token_files(directory: Path) -> Iterator[Path]:
-    for ending in (".jsonl", ".parquet"):
-        yield from (path for path in directory.rglob(f"*{ending}") if not path.name.startswith("."))
 
 
 def _run(directory: Path, *, has_iterations: bool) -> Owner:
@@ -266,10 +269,10 @@ def _named_file(path: Path) -> Owner:
         owner = _collection(path.with_name(f"{stem}.jsonl"), stem)
         owner.files = [(path, role, "collect")]
         return owner
+    if role is Role.TOKENS:
+        return _tokens_only(token_source(path))
     nested = re.fullmatch(r"iteration_\d{6,}", path.parent.name) is not None
     root = path.parent.parent if nested else path.parent
-    if role is Role.TOKENS:
-        root = next((above.parent for above in path.parents if above.name == _TOKEN_EXPORTS), path.parent)
     owner = _run(root, has_iterations=role in (Role.SUMMARIES, Role.TRANSCRIPTS))
     base = path.name.split("_iteration_")[0] if not nested else path.name
     split = TRAIN if base.startswith(TRAIN) else None
@@ -277,6 +280,14 @@ def _named_file(path: Path) -> Owner:
         name = base.removeprefix("eval_")
         split = eval_split(re.sub(r"_(rollout_summaries|transcripts)\.jsonl$", "", name))
     owner.files = [(path, role, split)]
+    if role is Role.TRANSCRIPTS:
+        owner.tokens = token_source(path)
+    return owner
+
+
+def _tokens_only(source: TokenSource) -> Owner:
+    owner = _run(source.root, has_iterations=False)
+    owner.tokens = source
     return owner
 
 
@@ -286,7 +297,7 @@ def _role_of_file(path: Path) -> Role | None:
     for artifact, role in _ROLE_OF_ARTIFACT.items():
         if path.name.endswith(artifact):
             return role
-    if any(above.name == _TOKEN_EXPORTS for above in path.parents):
+    if any(above.name == TOKEN_EXPORTS for above in path.parents) or manifest_beside(path) is not None:
         return Role.TOKENS
     if path.name.endswith("_failures.jsonl"):
         return Role.FAILURES

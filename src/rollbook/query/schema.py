@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rollbook.records.token_columns import TOKEN_COLUMNS
+
 
 class Column(NamedTuple):
     name: str
@@ -20,6 +22,7 @@ def _columns(text: str) -> tuple[Column, ...]:
     return tuple(Column(name, kind, meaning) for name, kind, meaning in rows)
 
 
+_SQL = {"int32": "INTEGER", "bool": "BOOLEAN", "float32": "FLOAT"}
 _RUN = "run VARCHAR the run's id, or the name of the directory or collection where there is none\n"
 _PLACE = """
 split VARCHAR train, eval/<name>, or collect for a collection
@@ -36,7 +39,7 @@ MEANINGS = {
     "rollouts": "a trajectory, or a row of a collection",
     "steps": "a turn of a trajectory",
     "transcripts": "a message of a trajectory",
-    "tokens": "a token the loss saw",
+    "tokens": "a token of a training row, from the token export; without one of a sampled row",
     "checkpoints": "a saved checkpoint",
     "failures": "a rollout that failed",
 }
@@ -119,36 +122,29 @@ message JSON as it was written
 """
         + _FILE
     ),
-    "tokens": _columns(
-        _RUN
-        + _PLACE
-        + "step_idx BIGINT the turn\n"
-        + _TASK
-        + """
-rank BIGINT of the trainer's process
-sequence_idx BIGINT the sequence in its file
-token_idx BIGINT the offset in the sequence
+    "tokens": (
+        *_columns(
+            _RUN
+            + "attempt BIGINT the process that wrote it; 1 is the first start\n"
+            + _PLACE
+            + "part BIGINT the training row of the trajectory: 0, unless its conversation was rewritten\n"
+            + _TASK
+            + """
+step_idx BIGINT the turn that sampled it; empty for tokens of prompts and tools
+token_idx BIGINT its place in the row
+text VARCHAR the token as text; a part of a character as its bytes, such as \\xE6
+policy_version BIGINT how many updates the sampling weights had
+temperature FLOAT at which it was sampled
 env_name VARCHAR the environment
-token_id BIGINT in the vocabulary
-position_id BIGINT what the model was told
-loss_mask BOOLEAN whether it is trained on
-reward DOUBLE where the export has it
-advantage DOUBLE what the loss was given
-inference_logprob DOUBLE when it was sampled
-trainer_logprob DOUBLE when it was trained on
-entropy DOUBLE of the trainer's distribution
-mismatch_kl DOUBLE between sampler and trainer
-log_importance_ratio DOUBLE trainer minus inference
-importance_ratio DOUBLE its exponential
-prob_delta DOUBLE trainer minus inference, as probabilities
-is_masked BOOLEAN by the loss
-is_masked_high BOOLEAN by its upper bound
-is_masked_low BOOLEAN by its lower bound
-rl_weight DOUBLE of the policy loss
-ce_weight DOUBLE of the cross entropy
-ref_kl_weight DOUBLE of the reference KL
+rank BIGINT of the trainer's process
+optim_step BIGINT of the iteration
+micro_step BIGINT the micro-batch of this process
+micro_sequence_idx BIGINT the row in its micro-batch
+sequence_idx BIGINT the record among those of its process and iteration
 """
-        + _FILE
+        ),
+        *(Column(column.name, _SQL[column.kind], column.meaning) for column in TOKEN_COLUMNS),
+        *_columns(_FILE),
     ),
     "checkpoints": _columns(
         _RUN

@@ -37,6 +37,8 @@ from rollbook.query.views import MACROS, OWNERS, Wanted, view_sql
 if TYPE_CHECKING:
     import pyarrow
 
+    from rollbook.query.token_table import TokenTable
+
 MEMORY = "1GB"
 _LARGEST_OBJECT, _LARGEST_EVER = 16 << 20, 1 << 30
 _MOST_THREADS = 8  # each has its own buffers, which must fit the memory
@@ -49,7 +51,7 @@ _READS: dict[str, tuple[Role, ...]] = {
     "rollouts": (Role.SUMMARIES, Role.ROWS),
     "steps": (Role.SUMMARIES, Role.ROWS),
     "transcripts": (Role.TRANSCRIPTS, Role.ROWS),
-    "tokens": (Role.TOKENS,),
+    "tokens": (),  # not DuckDB's to read: see token_table
     "checkpoints": (Role.CHECKPOINTS,),
     "failures": (Role.SUMMARIES, Role.FAILURES),
 }
@@ -102,6 +104,7 @@ class Session:
         self._looked_into: set[Path] = set()
         self._checked: set[Path] = set()
         self._largest_object = _LARGEST_OBJECT
+        self._tokens: TokenTable | None = None
 
     def run(self, sql: str) -> Answer:
         """The rows of a query, a batch at a time."""
@@ -186,6 +189,8 @@ class Session:
             for name in views:
                 if name == "runs":
                     _add_runs(connection, self.sources.runs)
+                elif name == "tokens":
+                    self._add_tokens(connection)
                 else:
                     connection.execute(f"CREATE VIEW {name} AS {view_sql(name, wanted)}")
             _lock(connection, files)
@@ -193,6 +198,12 @@ class Session:
             connection.close()
             raise RollbookError(f"the files cannot be read: {_first_line(error)}") from error
         return connection
+
+    def _add_tokens(self, connection: duckdb.DuckDBPyConnection) -> None:
+        from rollbook.query.token_table import TokenTable
+
+        self._tokens = TokenTable(self.sources.tokens)
+        connection.register("tokens", self._tokens)
 
     def _look_for_unfinished(self, files: Iterable[DataFile]) -> None:
         for file in files:
@@ -218,6 +229,8 @@ class Session:
 
     def _learn(self, error: Exception) -> None:
         """Raise what a person should read, or return after a change that makes another try worth while."""
+        if self._tokens is not None and self._tokens.error is not None:
+            raise self._tokens.error from None
         text = str(error)
         if not isinstance(error, duckdb.Error):
             if "interrupted" in text:

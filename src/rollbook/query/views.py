@@ -258,53 +258,6 @@ def _each(many: str, one: str, source: str | None) -> str | None:
     return f"(SELECT * EXCLUDE ({many}), {unnested} FROM {source})"
 
 
-# What an export calls an array of one value a token -> the column, and its type.
-_TOKEN_ARRAYS = {
-    "token_ids": ("token_id", "BIGINT"),
-    "position_ids": ("position_id", "BIGINT"),
-    "loss_mask": ("loss_mask", "BOOLEAN"),
-    "rewards": ("reward", "DOUBLE"),
-    "advantages": ("advantage", "DOUBLE"),
-    "inference_logprobs": ("inference_logprob", "DOUBLE"),
-    "trainer_logprobs": ("trainer_logprob", "DOUBLE"),
-    **{
-        name: (name, "DOUBLE")
-        for name in ("entropy", "mismatch_kl", "log_importance_ratio", "importance_ratio", "prob_delta")
-    },
-    **{name: (name, "BOOLEAN") for name in ("is_masked", "is_masked_high", "is_masked_low")},
-    **{f"{name}_weights": (f"{name}_weight", "DOUBLE") for name in ("rl", "ce", "ref_kl")},
-}
-
-
-def _tokens(wanted: Wanted) -> list[str | None]:
-    whole = {
-        **_IDS,
-        **dict.fromkeys(("iteration", "step", "step_idx", "rank", "export_sequence_idx"), "BIGINT"),
-        "env_name": "VARCHAR",
-    }
-    arrays = {name: f"{kind}[]" for name, (_, kind) in _TOKEN_ARRAYS.items()}
-    source = wanted.reader.source(wanted.sources.of(Role.TOKENS), whole | arrays)
-    if source is None:
-        return []
-    unnested = ", ".join(f"unnest({array}) AS {array}" for array in _TOKEN_ARRAYS)
-    tokens = (
-        f"(SELECT * EXCLUDE ({', '.join(_TOKEN_ARRAYS)}), {unnested}, "
-        f"unnest(range(len(token_ids))) AS _token_idx FROM {source})"
-    )
-    values = {
-        **_IN_ITERATION,
-        "split": "coalesce(split, 'train')",
-        "iteration": "coalesce(iteration, step)",
-        "step_idx": "step_idx",
-        "rank": "rank",
-        "sequence_idx": "export_sequence_idx",
-        "token_idx": "_token_idx",
-        "env_name": "env_name",
-        **{column: array for array, (column, _) in _TOKEN_ARRAYS.items()},
-    }
-    return [_branch("tokens", tokens, values, names=wanted.names)]
-
-
 def _checkpoints(wanted: Wanted) -> list[str | None]:
     columns = {
         "name": "VARCHAR",
@@ -367,7 +320,6 @@ _BRANCHES: dict[str, Callable[[Wanted], list[str | None]]] = {
     "rollouts": _rollouts,
     "steps": _steps,
     "transcripts": _transcripts,
-    "tokens": _tokens,
     "checkpoints": _checkpoints,
     "failures": _failures,
 }
@@ -378,7 +330,6 @@ NUMBERS: dict[Role, tuple[str, ...]] = {
     Role.ROWS: ("num_turns", "_ng_task_index", "_ng_rollout_index"),
     Role.FAILURES: ("_ng_task_index", "_ng_rollout_index"),
     Role.CHECKPOINTS: ("batch", "epoch"),
-    Role.TOKENS: ("step", "rank", "export_sequence_idx"),
 }
 
 

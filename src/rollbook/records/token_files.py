@@ -122,6 +122,12 @@ def files_of_manifest(manifest: Path) -> ExportFiles:
     return ExportFiles(manifest.parent, manifest.name.removesuffix(MANIFEST))
 
 
+def on_disk(path: Path) -> Path:
+    """A part of an export as it is now: a stream until it is closed, then Parquet."""
+    other = path.with_suffix(STREAM if path.suffix == PARQUET else PARQUET)
+    return other if path.suffix in (PARQUET, STREAM) and not path.exists() and other.exists() else path
+
+
 def read_manifest(path: Path) -> Iterator[ExportedStep]:
     """The lines; a missing file holds none."""
     if not path.exists():

@@ -14,16 +14,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from rollbook.errors import UsageError
+from rollbook.records.token_columns import COLUMNS, EXPORTED
 
-# The arrays of a record, one value per token, in the order in which they stand on a line.
-DERIVED = ("position_ids", "log_importance_ratio", "mismatch_kl", "prob_delta")
-MASKS = ("is_masked", "is_masked_high", "is_masked_low")
-COLUMNS = (
-    "token_ids", "position_ids", "loss_mask", "rewards", "advantages", "inference_logprobs",
-    "trainer_logprobs", "entropy", "log_importance_ratio", "importance_ratio", "mismatch_kl", "prob_delta",
-    *MASKS,
-)  # fmt: skip
-SOMETIMES = ("reference_logprobs", "weights")  # only where a batch has them
 ALWAYS = ("token_ids", "loss_mask")  # without these no other column can be read
 
 
@@ -37,8 +29,8 @@ class TokenExportSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unkn
 
     def __post_init__(self) -> None:
         for name in self.columns or ():
-            if name not in (*COLUMNS, *SOMETIMES):
-                near = difflib.get_close_matches(name, (*COLUMNS, *SOMETIMES), n=1)
+            if name not in EXPORTED:
+                near = difflib.get_close_matches(name, EXPORTED, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(COLUMNS)}"
                 raise ValueError(f"columns: {name!r} is not a column of the export; {hint}")
         if self.path is not None and not self.path.strip("/. "):

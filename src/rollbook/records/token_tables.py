@@ -15,8 +15,9 @@ import msgspec
 import numpy as np
 
 from rollbook.errors import BadFileError, BadLineError
+from rollbook.records.token_columns import ALL_COLUMNS
 from rollbook.records.token_files import STREAM
-from rollbook.records.tokens import ALL_COLUMNS, Array, Keys, TokenSequence, array_of, check_version, made
+from rollbook.records.tokens import TEXT, Array, Keys, TokenSequence, array_of, check_version, made
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,11 +51,14 @@ class UpTo(io.RawIOBase):
         super().close()
 
 
-def read_table(path: Path, end: int | None, iteration: int | None) -> Iterator[TokenSequence]:
+def read_table(
+    path: Path, end: int | None, iteration: int | None, wanted: frozenset[str]
+) -> Iterator[TokenSequence]:
     number = 0
-    batches = stream_batches(path, end) if path.suffix == STREAM else _of_parquet(path, iteration)
+    is_stream = path.suffix == STREAM
+    batches = stream_batches(path, end) if is_stream else _of_parquet(path, iteration, wanted)
     for batch in batches:
-        yield from _sequences(batch, path, number)
+        yield from _sequences(batch, path, number, wanted)
         number += batch.num_rows
 
 
@@ -71,21 +75,7 @@ def stream_batches(path: Path, end: int | None) -> Iterator[pa.RecordBatch]:
                 raise BadFileError(path, f"not a readable Arrow stream: {error}") from error
 
 
-def stream_schema(path: Path) -> pa.Schema | None:
-    """None where not even the schema is there yet."""
-    import pyarrow as pa
-
-    source = UpTo(path, None)
-    with pa.PythonFile(source, mode="r") as file:
-        try:
-            return pa.ipc.open_stream(file).schema
-        except (pa.ArrowException, OSError) as error:
-            if source.is_short:
-                return None
-            raise BadFileError(path, f"not a readable Arrow stream: {error}") from error
-
-
-def _of_parquet(path: Path, iteration: int | None) -> Iterator[pa.RecordBatch]:
+def _of_parquet(path: Path, iteration: int | None, wanted: frozenset[str]) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -96,9 +86,14 @@ def _of_parquet(path: Path, iteration: int | None) -> Iterator[pa.RecordBatch]:
                 for group in range(file.num_row_groups)
                 if _may_hold(file.metadata.row_group(group), iteration)
             ]
-            yield from file.iter_batches(batch_size=_ROWS, row_groups=groups)
-    except pa.ArrowException as error:
+            names = [name for name in file.schema_arrow.names if _is_wanted(name, wanted)]
+            yield from file.iter_batches(batch_size=_ROWS, row_groups=groups, columns=names)
+    except (pa.ArrowException, OSError) as error:
         raise BadFileError(path, f"not a readable Parquet file: {error}") from error
+
+
+def _is_wanted(name: str, wanted: frozenset[str]) -> bool:
+    return name in wanted or (name in _KEYS and name != TEXT) or (name == "text_offsets" and TEXT in wanted)
 
 
 def _may_hold(group: Any, iteration: int | None) -> bool:
@@ -110,8 +105,10 @@ def _may_hold(group: Any, iteration: int | None) -> bool:
     return True
 
 
-def _sequences(batch: pa.RecordBatch, path: Path, before: int) -> Iterator[TokenSequence]:
-    names = set(batch.schema.names)
+def _sequences(
+    batch: pa.RecordBatch, path: Path, before: int, wanted: frozenset[str]
+) -> Iterator[TokenSequence]:
+    names = {name for name in batch.schema.names if _is_wanted(name, wanted)}
     keys = batch.select([name for name in _KEYS if name in names]).to_pylist()
     lists = {name: _Lists(name, batch.column(name)) for name in ALL_COLUMNS if name in names}
     offsets = _Lists("text_offsets", batch.column("text_offsets")) if "text_offsets" in names else None
@@ -123,7 +120,7 @@ def _sequences(batch: pa.RecordBatch, path: Path, before: int) -> Iterator[Token
             raise BadLineError(path, number, f"not a token record: {error}") from None
         check_version(found.schema_version, path, number)
         columns = {name: values.of(row) for name, values in lists.items()}
-        yield made(found, columns, offsets.of(row) if offsets else None, path, number)
+        yield made(found, columns, offsets.of(row) if offsets else None, path, number, wanted)
 
 
 class _Lists:

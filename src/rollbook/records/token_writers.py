@@ -19,9 +19,9 @@ from rollbook.records.atomic import make_directory, replacing
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.locks import FileLock
 from rollbook.records.record import NONFINITE
-from rollbook.records.token_columns import derived
+from rollbook.records.token_columns import DERIVED, EXPORTED, derived
 from rollbook.records.token_files import PARQUET, STREAM, ExportFiles
-from rollbook.records.token_settings import DERIVED, TokenExportSettings
+from rollbook.records.token_settings import TokenExportSettings
 
 Array = np.ndarray[Any, Any]
 _ROWS_OF_A_GROUP = 512  # records of a row group of Parquet
@@ -104,9 +104,9 @@ class JsonWriter:
             lengths_R = np.diff(records.bound_R)
             starts_F = np.repeat(records.bound_R[:-1], lengths_R)
             given["position_ids"] = (np.arange(len(starts_F)) - starts_F).astype(np.int32)
-        if any(map(exports, DERIVED[1:])):
+        if any(map(exports, DERIVED)):
             given |= derived(given.get("inference_logprobs"), given.get("trainer_logprobs"))
-        return {name: given[name] for name in _ORDER if name in given and exports(name)}
+        return {name: given[name] for name in EXPORTED if name in given and exports(name)}
 
     def sync(self) -> None:
         self._lines.sync()
@@ -116,13 +116,6 @@ class JsonWriter:
 
     def close(self) -> None:
         self._lines.close()
-
-
-_ORDER = (
-    "token_ids", "position_ids", "loss_mask", "rewards", "advantages", "inference_logprobs",
-    "trainer_logprobs", "entropy", "log_importance_ratio", "importance_ratio", "mismatch_kl", "prob_delta",
-    "is_masked", "is_masked_high", "is_masked_low", "reference_logprobs", "weights",
-)  # fmt: skip
 
 
 def _nonfinite(columns: Mapping[str, Array | None], trained_F: Array) -> dict[str, Array]:

@@ -11,9 +11,10 @@ from other columns is computed where it is not stored. A line or a batch is read
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,30 +26,25 @@ from rollbook.errors import BadFileError, BadLineError
 from rollbook.records.jsonl import Line, read_lines
 from rollbook.records.layout import TRAIN
 from rollbook.records.record import decode_line
-from rollbook.records.token_columns import derived
-from rollbook.records.token_files import PARQUET, SCHEMA_VERSION, STREAM
-from rollbook.records.token_settings import COLUMNS, MASKS, SOMETIMES
+from rollbook.records.token_columns import ALL_COLUMNS, DERIVED, KINDS, derived
+from rollbook.records.token_files import PARQUET, SCHEMA_VERSION, STREAM, on_disk
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_FOREIGN = ("rl_weights", "ce_weights", "ref_kl_weights")  # prime-rl's
-ALL_COLUMNS = (*COLUMNS, *SOMETIMES, *_FOREIGN)
+TEXT = "text"  # asked for like a column
 _SAME = (
     "run_id", "attempt", "optim_step", "rank", "micro_step", "micro_sequence_idx", "export_sequence_idx",
     "group_idx", "traj_idx", "part", "task_id", "env_name", "policy_version", "text",
 )  # fmt: skip
-_INTEGERS = ("token_ids", "position_ids", "text_offsets")
-_BOOLEANS = ("loss_mask", *MASKS)
 # Where prime-rl has a placeholder for the sampler's logprob, these say nothing.
 _OF_INFERENCE = (
     "inference_logprobs", "log_importance_ratio", "importance_ratio", "mismatch_kl", "prob_delta",
 )  # fmt: skip
-_OF_BOTH = frozenset(("log_importance_ratio", "mismatch_kl", "prob_delta"))
+# The first token of a sequence was predicted by nothing, or by the last one of the sequence packed before.
+_OF_TRAINER = ("trainer_logprobs", "entropy")
 _NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
-_Ints = list[int] | None | UnsetType
-_Floats = list[float | None] | None | UnsetType
-_Bools = list[bool | None] | None | UnsetType
+_JSON_TYPES: dict[str, Any] = {"int32": list[int], "bool": list[bool | None], "float32": list[float | None]}
 
 
 class TurnSpan(msgspec.Struct, kw_only=True):
@@ -83,33 +79,6 @@ class Keys(msgspec.Struct, kw_only=True):
     policy_version: int | None = None
     turns: list[TurnSpan] | None = None
     text: str | None = None
-
-
-class _Line(Keys, kw_only=True):
-    """A line, ours or prime-rl's."""
-
-    token_ids: list[int]
-    text_offsets: list[int] | None = None
-    position_ids: _Ints = UNSET
-    loss_mask: _Bools = UNSET
-    rewards: _Floats = UNSET
-    advantages: _Floats = UNSET
-    inference_logprobs: _Floats = UNSET
-    trainer_logprobs: _Floats = UNSET
-    entropy: _Floats = UNSET
-    log_importance_ratio: _Floats = UNSET
-    importance_ratio: _Floats = UNSET
-    mismatch_kl: _Floats = UNSET
-    prob_delta: _Floats = UNSET
-    is_masked: _Bools = UNSET
-    is_masked_high: _Bools = UNSET
-    is_masked_low: _Bools = UNSET
-    reference_logprobs: _Floats = UNSET
-    weights: _Floats = UNSET
-    rl_weights: _Floats = UNSET
-    ce_weights: _Floats = UNSET
-    ref_kl_weights: _Floats = UNSET
-    nonfinite: dict[str, list[tuple[int, str]]] = {}
 
 
 @dataclass(kw_only=True)
@@ -167,6 +136,17 @@ class TokenSequence:
         loss_mask = self.get("loss_mask")
         return self.turn_of >= 0 if loss_mask is None else loss_mask
 
+    def is_known(self, name: str) -> Array:
+        """Which tokens have a value in a column. A NaN of a token that was sampled is the value it had; where
+        another trainer wrote null, nobody knows."""
+        column = self.get(name)
+        if column is None:
+            return np.zeros(len(self), np.bool_)
+        if column.dtype.kind != "f":
+            return np.ones(len(self), np.bool_)
+        has_value = ~np.isnan(column)
+        return has_value if self.run_id is None else has_value | self.sampled
+
     @cached_property
     def _bytes(self) -> bytes | None:
         return None if self.text is None else self.text.encode()
@@ -179,6 +159,14 @@ class TokenSequence:
         end = self.text_offsets[after] if after < len(self.text_offsets) else len(self._bytes)
         return self._bytes[self.text_offsets[index] : end]
 
+    @cached_property
+    def pieces(self) -> list[str] | None:
+        """The tokens as text; None where the record has none."""
+        if self._bytes is None or self.text_offsets is None:
+            return None
+        places = [*self.text_offsets.tolist(), len(self._bytes)]
+        return [piece_text(self._bytes[start:end]) for start, end in pairwise(places)]
+
 
 def piece_text(piece: bytes) -> str:
     """A token as text; one that is only a part of a character, with its bytes as `\\xE6`."""
@@ -189,23 +177,29 @@ def piece_text(piece: bytes) -> str:
 
 
 def read_sequences(
-    path: Path | str, *, start: int = 0, end: int | None = None, iteration: int | None = None
+    path: Path | str,
+    *,
+    start: int = 0,
+    end: int | None = None,
+    iteration: int | None = None,
+    columns: Collection[str] | None = None,
 ) -> Iterator[TokenSequence]:
     """The sequences of one file, in its order.
 
     `start` and `end` are offsets as a manifest has them. They say where lines begin and end; of a stream only
     the `end` counts, and of Parquet, which is whole, neither. Without an `end` a record that is being written
-    is left alone. `iteration` leaves out the records of all others.
+    is left alone. `iteration` leaves out the records of all others, `columns` all columns but these, `TEXT`
+    and the ones that no record can be read without.
     """
-    path = Path(path)
+    path = on_disk(Path(path))  # a part may have been closed since it was listed
     if not path.exists():
         raise BadFileError(path, "is not there; restore it, or move the rest of the export away")
     if path.suffix in (PARQUET, STREAM):
         from rollbook.records.token_tables import read_table
 
-        found = read_table(path, end, iteration)
+        found = read_table(path, end, iteration, wanted_columns(columns))
     else:
-        found = _read_jsonl(path, start, end)
+        found = _read_jsonl(path, start, end, wanted_columns(columns))
     try:
         for sequence in found:
             if iteration is None or sequence.iteration == iteration:
@@ -215,48 +209,77 @@ def read_sequences(
         raise BadLineError(path, before + error.line, error.why) from None
 
 
-def _read_jsonl(path: Path, start: int, end: int | None) -> Iterator[TokenSequence]:
+def wanted_columns(columns: Collection[str] | None) -> frozenset[str]:
+    """What has to be read for some columns."""
+    if columns is None:
+        return frozenset((*ALL_COLUMNS, TEXT))
+    wanted = {"token_ids", "loss_mask", *columns}
+    if not wanted.isdisjoint(DERIVED):
+        wanted |= {"inference_logprobs", "trainer_logprobs"}
+    return frozenset(wanted)
+
+
+def _read_jsonl(path: Path, start: int, end: int | None, wanted: frozenset[str]) -> Iterator[TokenSequence]:
+    names = [name for name in ALL_COLUMNS if name in wanted]
     for line in read_lines(path, start=start, end=end):
-        record = _decoded(path, line)
+        record = _decoded(path, line, _line_type(wanted))
         check_version(record.schema_version, path, line.number)
         is_foreign = record.iteration is None
-        arrays = {name: getattr(record, name) for name in ALL_COLUMNS}
+        arrays = {name: getattr(record, name) for name in names}
         try:
             columns = {
                 name: None if _says_nothing(values, is_foreign) else array_of(name, values)
                 for name, values in arrays.items()
                 if not isinstance(values, UnsetType)
             }
-            offsets = None if record.text_offsets is None else array_of("text_offsets", record.text_offsets)
+            given = getattr(record, "text_offsets", None)
+            offsets = None if given is None else np.array(given, np.int32)
             _restore(columns, record.nonfinite)
         except (OverflowError, IndexError, KeyError, TypeError) as error:
             raise BadLineError(path, line.number, f"not a token record: {error}") from None
-        yield made(record, columns, offsets, path, line.number)
+        yield made(record, columns, offsets, path, line.number, wanted)
 
 
-def _decoded(path: Path, line: Line) -> _Line:
+@cache
+def _line_type(wanted: frozenset[str]) -> Any:
+    """A line, ours or prime-rl's, with the columns that are wanted; what is not wanted is not decoded."""
+    fields: list[tuple[str, Any, Any]] = [
+        (name, _JSON_TYPES[KINDS[name]] | None | UnsetType, UNSET)
+        for name in ALL_COLUMNS
+        if name in wanted and name != "token_ids"
+    ]
+    if TEXT in wanted:
+        fields.append(("text_offsets", list[int] | None, None))
+    return msgspec.defstruct(
+        "TokenLine",
+        [("token_ids", list[int]), *fields, ("nonfinite", dict[str, list[tuple[int, str]]], {})],
+        bases=(Keys,),
+        kw_only=True,
+    )
+
+
+@cache
+def _decoder(line_type: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(line_type)
+
+
+def _decoded(path: Path, line: Line, line_type: Any) -> Any:
     try:
-        return _DECODER.decode(line.data)
+        return _decoder(line_type).decode(line.data)
     except msgspec.ValidationError as error:
         raise BadLineError(path, line.number, f"not a token record: {error}") from None
     except msgspec.DecodeError:
         plain = decode_line(path, line)  # says what is wrong, or takes a bare NaN of another writer
         plain.pop("nonfinite", None)
     try:
-        return msgspec.convert(plain, _Line)
+        return msgspec.convert(plain, line_type)
     except msgspec.ValidationError as error:
         raise BadLineError(path, line.number, f"not a token record: {error}") from None
 
 
-_DECODER = msgspec.json.Decoder(_Line)
-
-
 def array_of(name: str, values: Sequence[Any] | Array) -> Array:
-    if name in _INTEGERS:
-        return np.array(values, np.int32)
-    if name in _BOOLEANS:
-        return np.array(values, np.bool_)  # null is false
-    return np.array(values, np.float32)  # null is NaN
+    """A column as numpy: null is NaN, or false."""
+    return np.array(values, np.dtype(KINDS[name]))
 
 
 def _says_nothing(values: Sequence[Any] | None, is_foreign: bool) -> bool:
@@ -284,7 +307,12 @@ def check_version(version: int, path: Path, number: int) -> None:
 
 
 def made(
-    keys: Keys, columns: dict[str, Array | None], offsets: Array | None, path: Path, number: int
+    keys: Keys,
+    columns: dict[str, Array | None],
+    offsets: Array | None,
+    path: Path,
+    number: int,
+    wanted: frozenset[str],
 ) -> TokenSequence:
     """The sequence of a record of any kind of file, once it is known to fit together."""
     is_foreign = keys.iteration is None
@@ -294,7 +322,7 @@ def made(
     _check_lengths(columns, offsets, keys.turns or [], path, number)
     if is_foreign:
         _forget_placeholders(columns)
-    _derive(columns)
+    _derive(columns, wanted)
     same = {name: getattr(keys, name) for name in _SAME}
     return TokenSequence(
         **same,
@@ -333,17 +361,19 @@ def _forget_placeholders(columns: dict[str, Array | None]) -> None:
         column = columns.get(name)
         if column is not None and loss_mask is not None:
             columns[name] = np.where(loss_mask, column, np.float32(math.nan))
+    for name in _OF_TRAINER:
+        column = columns.get(name)
+        if column is not None:
+            column[:1] = math.nan
 
 
-def _derive(columns: dict[str, Array | None]) -> None:
+def _derive(columns: dict[str, Array | None], wanted: frozenset[str]) -> None:
     """What a writer left out because it follows from the rest."""
     token_ids = columns["token_ids"]
     assert token_ids is not None
-    columns.setdefault("position_ids", np.arange(len(token_ids), dtype=np.int32))
-    if "inference_logprobs" in columns and "trainer_logprobs" in columns:
-        missing = [
-            name for name in ("log_importance_ratio", "mismatch_kl", "prob_delta") if name not in columns
-        ]
-        if missing:
-            found = derived(columns["inference_logprobs"], columns["trainer_logprobs"])
-            columns |= {name: found[name] for name in missing}
+    if "position_ids" in wanted:
+        columns.setdefault("position_ids", np.arange(len(token_ids), dtype=np.int32))
+    missing = [name for name in DERIVED if name in wanted and name not in columns]
+    if missing and "inference_logprobs" in columns and "trainer_logprobs" in columns:
+        found = derived(columns["inference_logprobs"], columns["trainer_logprobs"])
+        columns |= {name: found[name] for name in missing}

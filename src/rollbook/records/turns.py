@@ -8,7 +8,7 @@ counting messages or tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -69,6 +69,17 @@ def lengths_of(turns: Sequence[Turn]) -> list[tuple[int | None, int | None]]:
     return lengths
 
 
+class Tokens(Protocol):
+    """What a turn says about its tokens."""
+
+    @property
+    def prompt_token_ids(self) -> list[int] | None: ...
+    @property
+    def token_ids(self) -> list[int] | None: ...
+    @property
+    def new_row(self) -> str | None: ...
+
+
 class TokenRow(NamedTuple):
     """A run of turns whose tokens continue each other: one row of training data."""
 
@@ -77,7 +88,7 @@ class TokenRow(NamedTuple):
     turns: list[tuple[int, int, int]]  # (index of the turn, start, end) of the sampled tokens in the row
 
 
-def token_rows(turns: Sequence[Turn]) -> list[TokenRow]:
+def token_rows(turns: Sequence[Tokens]) -> list[TokenRow]:
     """The tokens of an episode, a new row wherever a turn could not continue the one before."""
     rows: list[TokenRow] = []
     for index, turn in enumerate(turns):

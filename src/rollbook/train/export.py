@@ -26,6 +26,7 @@ from torch import Tensor
 from rollbook.errors import RollbookError, WriteError
 from rollbook.records.identity import derive_seed
 from rollbook.records.jsonl import JsonlWriter
+from rollbook.records.token_columns import COLUMNS
 from rollbook.records.token_files import (
     ExportedStep,
     RankPart,
@@ -33,7 +34,7 @@ from rollbook.records.token_files import (
     export_files,
     refuse_foreign,
 )
-from rollbook.records.token_settings import COLUMNS, TokenExportSettings
+from rollbook.records.token_settings import TokenExportSettings
 from rollbook.records.token_writers import TokenWriter, open_token_writer
 from rollbook.train.batch import Batch
 from rollbook.train.engine import Seen, nothing

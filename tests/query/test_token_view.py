@@ -158,7 +158,7 @@ def test_prime_rl_by_run_directory_and_file(peer_fixtures: Path, tmp_path: Path)
     # Its placeholder for tokens that nobody sampled, and its first token, are no values.
     assert rows(
         "select count(*) from tokens where (inference_logprob is not null and not loss_mask) "
-        "or (token_idx = 0 and trainer_logprob is not null)",
+        "or (token_idx = 0 and trainer_logprob is not null and not loss_mask)",
         exports,
     ) == [(0,)]
     older = [json.loads(line) for line in (exports / "step_0" / "rank_0.jsonl").open()]

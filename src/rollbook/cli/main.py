@@ -27,6 +27,7 @@ COMMANDS = {
     "promote": "publish a checkpoint of any run as the handoff",
     "diff": "what differs between two runs, in config and in numbers",
     "query": "SQL over runs and collections: metrics, rollouts, steps, tokens and more",
+    "tokens": "what the loss did, token by token: masks, mismatch, what-ifs",
     "plot": "the curves of a run as a picture, at any time",
     "demo": "the whole loop on a tiny model: fine-tune, train with rewards, read back",
 }

@@ -361,7 +361,7 @@ def _forget_placeholders(columns: dict[str, Array | None]) -> None:
         column = columns.get(name)
         if column is not None and loss_mask is not None:
             columns[name] = np.where(loss_mask, column, np.float32(math.nan))
-    for name in _OF_TRAINER:
+    for name in _OF_TRAINER if loss_mask is None or not loss_mask[:1].any() else ():
         column = columns.get(name)
         if column is not None:
             column[:1] = math.nan

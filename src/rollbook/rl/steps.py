@@ -168,4 +168,6 @@ def noise_floor(trainer: Trainer, examples: Sequence[Example]) -> dict[str, floa
         ]
     ).double()
     k3 = float((torch.expm1(-d_N) + d_N).mean())
-    return {"noise_floor/k3": k3, "noise_floor/max": float(d_N.abs().max())}
+    ratio_N = d_N.exp()
+    outside = float(((ratio_N < 0.9) | (ratio_N > 1.1)).double().mean())
+    return {"noise_floor/k3": k3, "noise_floor/max": float(d_N.abs().max()), "noise_floor/outside": outside}

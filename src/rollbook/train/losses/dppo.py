@@ -12,6 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from rollbook.records.token_masks import dppo_masks, ipo_masks, reference_masks
 from rollbook.train.losses.base import (
     LOG_RATIO_CAP,
     Loss,
@@ -38,8 +39,7 @@ class Dppo(Loss, tag="dppo", frozen=True, kw_only=True):
     def __call__(self, given: LossInputs) -> LossOutput:
         ratio, moved_N = ratio_of(given), moved(given)
         advantage_N = given.column("advantage")
-        rises_N = advantage_N > 0
-        high_N, low_N = rises_N & (moved_N > self.mask_high), ~rises_N & (moved_N < -self.mask_low)
+        high_N, low_N = dppo_masks(advantage_N, moved_N, mask_low=self.mask_low, mask_high=self.mask_high)
         return _banded(given, ratio, advantage_N, high_N, low_N, self.kl_tau)
 
 
@@ -50,8 +50,7 @@ class Ipo(Loss, tag="ipo", frozen=True, kw_only=True):
     kl_tau: _Positive = 1e-3
 
     def __call__(self, given: LossInputs) -> LossOutput:
-        moved_N = moved(given)
-        high_N, low_N = moved_N > self.threshold, moved_N < -self.threshold
+        high_N, low_N = ipo_masks(moved(given), threshold=self.threshold)
         return _banded(given, ratio_of(given), given.column("advantage"), high_N, low_N, self.kl_tau)
 
 
@@ -66,8 +65,8 @@ class ReferenceKl(Loss, tag="reference_kl", frozen=True, kw_only=True):
 
     def __call__(self, given: LossInputs) -> LossOutput:
         advantage_N = given.column("reference_logprob") - given.logprob_N.detach()
-        low_N = moved(given) < -self.mask_low
-        return _banded(given, ratio_of(given), advantage_N, torch.zeros_like(low_N), low_N, self.kl_tau)
+        high_N, low_N = reference_masks(moved(given), mask_low=self.mask_low)
+        return _banded(given, ratio_of(given), advantage_N, high_N, low_N, self.kl_tau)
 
 
 def moved(given: LossInputs) -> Tensor:

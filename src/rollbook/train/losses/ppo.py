@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 import torch
 
+from rollbook.records.token_masks import ppo_masks
 from rollbook.train.losses.base import Loss, LossInputs, LossOutput, facts_of, ratio_of, reasons, weighted_sum
 
 
@@ -23,7 +24,8 @@ class PpoClip(Loss, tag="ppo", frozen=True, kw_only=True):
         advantage_N = given.column("advantage")
         free_N = -advantage_N * ratio.ratio_N
         clipped_N = -advantage_N * ratio.ratio_N.clamp(1 - self.clip_low, 1 + self.clip_high)
-        is_clipped_N = free_N < clipped_N
-        loss_N = torch.where(is_clipped_N, clipped_N, free_N)
-        reason_N = reasons(is_clipped_N & (advantage_N > 0), is_clipped_N & (advantage_N <= 0))
-        return LossOutput(weighted_sum(loss_N, given), facts_of(ratio, reason_N))
+        high_N, low_N = ppo_masks(
+            advantage_N, ratio.ratio_N.detach(), clip_low=self.clip_low, clip_high=self.clip_high
+        )
+        loss_N = torch.where(high_N | low_N, clipped_N, free_N)
+        return LossOutput(weighted_sum(loss_N, given), facts_of(ratio, reasons(high_N, low_N)))

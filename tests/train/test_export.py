@@ -18,6 +18,7 @@ from rollbook.errors import RollbookError, UsageError
 from rollbook.records.token_files import RunIdentity, read_manifest
 from rollbook.records.token_places import files_of
 from rollbook.records.token_settings import TokenExportSettings, with_token_export
+from rollbook.records.tokens import read_sequences
 from rollbook.tiny import write_tiny_tokenizer
 from rollbook.train.batch import Batch, Example, ExampleKey, packed_batch, padded_batch
 from rollbook.train.engine import Engine
@@ -41,6 +42,7 @@ VOCABULARY = 61
 LOSSES: list[Loss] = [
     CrossEntropy(), ImportanceSampling(), PpoClip(clip_low=0.1, clip_high=0.1),
     Dppo(mask_low=0.001, mask_high=0.002), Ipo(threshold=0.001), ReferenceKl(),
+    PpoClip(clip_low=0, clip_high=0), Ipo(threshold=0),  # which leave out nearly all
 ]  # fmt: skip
 MASKS = ("is_masked", "is_masked_high", "is_masked_low")
 
@@ -133,7 +135,7 @@ def same(found: float | None, wanted: float) -> bool:
     return found is None if not math.isfinite(wanted) else found == pytest.approx(wanted, rel=1e-6, abs=1e-12)
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
+@pytest.mark.parametrize("loss", LOSSES, ids=repr)
 @given(
     seed=st.integers(0, 1000),
     lengths=st.lists(st.integers(2, 14), min_size=1, max_size=6),
@@ -195,6 +197,25 @@ def test_masks_and_ratios_are_those_that_the_loss_used(
                 shown = record["nonfinite"]["inference_logprobs"]
                 assert [offset, str(mu)] in shown
     assert not left  # every token that the loss saw, once
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_single_token_that_is_not_finite_is_no_column_that_does_not_apply(
+    tmp_path: Path, tokenizer: Any, engine: Engine, kind: Any, value: float
+) -> None:
+    engine.model.use_packing(True)
+    (row,) = examples(1, [3], odd=False)
+    row.trained_T[:] = [False, False, True]
+    row.columns_T["sampled_logprob"][:] = value
+    exported(tmp_path, tokenizer, engine, [[packed_batch([row])]], PpoClip(), format=kind)
+    (file,) = files_of(tmp_path / "token_exports" / "manifest.jsonl")
+    (sequence,) = read_sequences(file.path, end=file.end)
+    column = sequence.get("inference_logprobs")
+    assert column is not None and np.array_equal(column, [math.nan, math.nan, value], equal_nan=True)
+    assert sequence.is_known("inference_logprobs").tolist() == [False, False, True]
+    if kind == "jsonl":
+        assert lines(tmp_path)[0]["nonfinite"]["inference_logprobs"] == [[2, str(value)]]
 
 
 def test_a_record_says_where_it_belongs_and_needs_no_tokenizer(
@@ -381,6 +402,33 @@ def test_what_goes_wrong_in_the_writer_is_raised_in_the_loop(
         engine.step([batch], PpoClip(), 0.0, seen=export.seen(0, 0))
         with pytest.raises(RollbookError, match="the token export failed: ZeroDivisionError"):
             export.commit(0, PpoClip(), batch=1)
+
+
+def test_what_goes_wrong_after_the_last_commit_is_raised_or_told_too(
+    tmp_path: Path, tokenizer: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.model.use_packing(True)
+    batch = packed_batch(examples(7, [6, 6]))
+    alerts: list[str] = []
+
+    def export_once(error: Exception, name: str) -> None:
+        def fail(*_: Any) -> None:
+            raise error
+
+        with TokenExport(
+            TokenExportSettings(format="parquet"), tmp_path / name, RunIdentity("r", 1), tokenizer,
+            Processes(), seed=0, alert=lambda title, text: alerts.append(f"{title}: {text}"),
+        ) as export:  # fmt: skip
+            engine.step([batch], PpoClip(), 0.0, seen=export.seen(0, 0))
+            monkeypatch.setattr("rollbook.records.token_writers.to_parquet", fail)
+            export.commit(0, PpoClip(), batch=1, ends_part=True)
+
+    export_once(OSError("no space is left"), "full")
+    assert alerts == ["the token export has stopped: no space is left"]
+    (file,) = files_of(tmp_path / "full" / "token_exports" / "manifest.jsonl")
+    assert file.path.suffix == ".arrows" and len(list(read_sequences(file.path, end=file.end))) == 2
+    with pytest.raises(RollbookError, match="the token export failed: ZeroDivisionError"):
+        export_once(ZeroDivisionError("of a bug"), "bug")
 
 
 def test_off_is_an_object(tmp_path: Path, tokenizer: Any, engine: Engine) -> None:

@@ -106,7 +106,7 @@ class TokenExport(NoTokenExport):
             chosen = [place for place in range(len(batch.keys)) if self._is_chosen(batch, place, iteration)]
             self._sequences += len(batch.keys)
             self._selected += len(chosen)
-            if chosen:
+            if chosen and self._stopped is None:
                 values = _quantities(outputs, loss)
                 host_QN, copied = self._buffers.copy(torch.stack([row.float() for row in values.values()]))
                 rows = {name: number for number, name in enumerate(values)}
@@ -134,12 +134,15 @@ class TokenExport(NoTokenExport):
         self._seconds = 0.0
         return spent
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object = None, *_: object) -> None:
         self._queue.put(_CLOSE)
         self._thread.join()
         self._guarded(self._close)
         if self._manifest is not None:
             self._manifest.close()
+            self._tell([self._stopped] if self._stopped else [])
+        if kind is None:
+            self._raise_error()  # of what was still to do after the last commit
 
     def _open_manifest(self) -> JsonlWriter:
         """The manifest is there before any other file: it says whose they are."""
@@ -186,6 +189,9 @@ class TokenExport(NoTokenExport):
             self._manifest.sync()
         except WriteError as error:
             errors.append(str(error))
+        self._tell(errors)
+
+    def _tell(self, errors: Sequence[str]) -> None:
         if errors and not self._is_told:
             self._is_told = True
             self._alert("the token export has stopped", "; ".join(errors))

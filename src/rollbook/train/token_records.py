@@ -74,7 +74,7 @@ def records_of(
 
     def column(name: str) -> Array | None:
         found = batch.columns_N.get(name)
-        return None if found is None or bool(found.isnan().all()) else found.numpy()
+        return None if found is None else found.numpy()
 
     def row(name: str) -> Array | None:
         number = seen.rows.get(name)

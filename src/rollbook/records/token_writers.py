@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from rollbook.errors import WriteError
-from rollbook.records.atomic import make_directory, replacing
+from rollbook.records.atomic import fsync_directory, make_directory, replacing
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.locks import FileLock
 from rollbook.records.record import NONFINITE
@@ -24,7 +24,8 @@ from rollbook.records.token_files import PARQUET, STREAM, ExportFiles
 from rollbook.records.token_settings import TokenExportSettings
 
 Array = np.ndarray[Any, Any]
-_ROWS_OF_A_GROUP = 512  # records of a row group of Parquet
+# A row group of Parquet ends with the first of the two: its columns are in memory until it is written.
+_ROWS_OF_A_GROUP, _BYTES_OF_A_GROUP = 512, 64 << 20
 
 
 class TokenRecords(NamedTuple):
@@ -170,6 +171,7 @@ class ParquetWriter:
             if self._stream is None:
                 self._part = self._files.part_of(self._rank, iteration)
                 self._sink = self._part.with_suffix(STREAM).open("wb")
+                fsync_directory(self._files.directory)
                 self._stream = pa.ipc.new_stream(self._sink, batch.schema)
             self._stream.write_batch(batch)
         except OSError as error:
@@ -236,7 +238,8 @@ def to_parquet(stream: Path) -> Path:
             waiting: list[Any] = []
             for batch in reader:
                 waiting.append(batch)
-                if sum(len(some) for some in waiting) >= _ROWS_OF_A_GROUP:
+                rows, size = sum(map(len, waiting)), sum(some.nbytes for some in waiting)
+                if rows >= _ROWS_OF_A_GROUP or size >= _BYTES_OF_A_GROUP:
                     writer.write_table(pa.Table.from_batches(waiting))
                     waiting = []
             if waiting:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -52,6 +54,23 @@ def test_pieces_join_to_the_text(make: Any) -> None:
     made = TokenText(tokenizer).of(np.array(ids, np.int32))
     assert made.text.strip() == TEXT + tokenizer.eos_token
     assert b"".join(pieces(made, len(ids))).decode() == made.text
+
+
+_BYTE_LEVEL = byte_level()
+
+
+@given(ids=st.lists(st.integers(0, len(_BYTE_LEVEL) - 1), max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_any_row_of_bytes_has_a_text_and_places_in_it(ids: list[int]) -> None:
+    """Rows of a policy are cut off anywhere, and may hold bytes that make no character."""
+    tokenizer = _BYTE_LEVEL
+    made = TokenText(tokenizer).of(np.array(ids, np.int32))
+    size = len(made.text.encode())
+    places = [*made.offset_T.tolist(), size] if ids else [0]
+    assert places[0] == 0 and places == sorted(places) and places[-1] == size
+    if ids:
+        assert b"".join(pieces(made, len(ids))).decode() == made.text
+    assert made.text == tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 
 def test_a_character_that_is_cut_off_moves_the_places_behind_it() -> None:

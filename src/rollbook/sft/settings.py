@@ -137,11 +137,15 @@ def _inputs(values: dict[str, Any], config: Path) -> dict[str, Any]:
         return {key: value for key, value in values.items() if key != "meta_info"}
     given = block.get(BLOCK[1])
     top = {key: value for key, value in values.items() if key not in ("meta_info", BLOCK[0])}
-    if isinstance(given, Mapping) and top:
+    if not isinstance(given, Mapping):
+        return top
+    # The block `trainer` may stand at the top of every config, where a trainer's own would have it.
+    twice = [key for key in top if key != "trainer" or key in given]
+    if twice:
         raise UsageError(
-            f"{config}: settings stand both at the top ({', '.join(top)}) and in runtime_info.input"
+            f"{config}: settings stand both at the top ({', '.join(twice)}) and in runtime_info.input"
         )
-    return dict(given) if isinstance(given, Mapping) else top
+    return {**given, **top}
 
 
 def _datasets(value: Any, where: str) -> Any:

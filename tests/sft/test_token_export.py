@@ -1,0 +1,91 @@
+"""The token export of a fine-tuning: the same block, the same files, cut back by a resume."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rollbook.errors import UsageError
+from rollbook.query.session import Session
+from rollbook.records.token_places import token_source
+from rollbook.sft.settings import load_settings
+from rollbook.sft.train import train
+from rollbook.tokens.report import token_report
+from tiny_model import write_config
+
+
+class Killed(BaseException):
+    """Nothing in the code catches it."""
+
+
+def config_in(directory: Path, export: Any) -> Path:
+    directory.mkdir(exist_ok=True)
+    config = write_config(
+        directory, training__max_steps=6, training__save_steps=2, training__logging_steps=1, data__eval=[]
+    )
+    values = yaml.safe_load(config.read_text())
+    values["trainer"] = {"experimental": {"token_export": export}}
+    config.write_text(yaml.safe_dump(values))
+    return config
+
+
+def run(directory: Path, *, resume: bool = False, until: str | None = None) -> Path:
+    saved = []
+
+    def log(text: str) -> None:
+        if until is not None and text.startswith(until):
+            saved.append(text)
+            if len(saved) == 2:
+                raise Killed
+
+    with contextlib.suppress(Killed):
+        train(load_settings(directory / "config.yaml"), directory / "artifacts", resume=resume, log=log)
+    return directory / "artifacts" / "model" / "demo"
+
+
+@pytest.mark.parametrize("export", [None, {"format": "parquet"}], ids=["jsonl", "parquet"])
+def test_a_resumed_fine_tuning_exports_what_a_whole_one_does(tmp_path: Path, export: Any) -> None:
+    def rows(output: Path) -> list[tuple[Any, ...]]:
+        answer = Session([output]).run(
+            "select iteration, sequence_idx, token_idx, token_id, text, loss_mask, trainer_logprob, entropy "
+            "from tokens order by all"
+        )
+        return [row for batch in answer.batches for row in batch]
+
+    config_in(tmp_path / "whole", export)
+    config_in(tmp_path / "killed", export)
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "killed", until="saved ")
+    killed = run(tmp_path / "killed", resume=True)
+    assert rows(killed) == rows(whole)
+    assert [step.iteration for step in token_source(whole).steps()] == [1, 2, 3, 4, 5, 6]
+    report = token_report(token_source(whole))
+    assert report.losses == [{"name": "cross_entropy"}]
+    assert report.total.trainer_logprob is not None and report.total.trainer_logprob < 0
+    assert (report.total.masked, report.total.mismatch_kl, report.total.inference_logprob) == (
+        None,
+        None,
+        None,
+    )
+    least = [token.trainer_logprob for token in report.top]
+    assert least == sorted(least, key=lambda value: math.inf if value is None else value) and len(least) == 10
+
+
+def test_the_block_stands_in_one_place(tmp_path: Path) -> None:
+    config = config_in(tmp_path, {"every": 2})
+    on = load_settings(config).trainer.token_export
+    assert on is not None and on.every == 2
+    assert load_settings(config, ["trainer.experimental.token_export=false"]).trainer.token_export is None
+    values = yaml.safe_load(config.read_text())
+    values["runtime_info"]["input"]["trainer"] = values["trainer"]
+    config.write_text(yaml.safe_dump(values))
+    with pytest.raises(UsageError, match=r"both at the top \(trainer\) and in runtime_info\.input"):
+        load_settings(config)
+    del values["trainer"]
+    config.write_text(yaml.safe_dump(values))
+    assert load_settings(config).trainer.token_export is not None

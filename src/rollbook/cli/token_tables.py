@@ -47,6 +47,14 @@ _NUMBERS: Sequence[_Number] = (
     ("log mu", "inference_logprob", amount),
     ("log pi", "trainer_logprob", amount),
 )
+_OF_A_TOKEN: Sequence[_Number] = (
+    ("KL", "mismatch_kl", amount),
+    ("ratio", "importance_ratio", amount),
+    ("log mu", "inference_logprob", amount),
+    ("log pi", "trainer_logprob", amount),
+    ("advantage", "advantage", amount),
+    ("masked", "masked", lambda value: "yes" if value else "no"),
+)
 
 
 def visible(text: str) -> str:
@@ -66,7 +74,9 @@ def print_report(report: TokenReport, most: int) -> None:
             _print_side(screen, str(sign), side)
     print_top(screen, report.top)
     _print_rows(screen, "by environment", report.by_environment, most)
-    _print_rows(screen, "by iteration, largest mean KL first", _by_kl(report.by_iteration), most)
+    has_kl = report.total.mismatch_kl is not None
+    order = ", largest mean KL first" if has_kl else ""
+    _print_rows(screen, f"by iteration{order}", _by_kl(report.by_iteration), most)
     _print_rows(screen, "by optimiser step of the iteration", report.by_optim_step, most)
     _print_rows(screen, "by turn", report.by_turn, most)
     _print_rows(screen, "by position in the row", report.by_position, most)
@@ -167,20 +177,18 @@ def _print_side(screen: Console, sign: str, side: MaskedSide) -> None:
 def print_top(screen: Console, top: Sequence[TopToken]) -> None:
     if not top:
         return
-    has_kl = top[0].mismatch_kl is not None or top[0].importance_ratio is not None
+    used = [column for column in _OF_A_TOKEN if any(getattr(one, column[1]) is not None for one in top)]
+    has_kl = any(name == "mismatch_kl" for _, name, _ in used)
     screen.print()
     screen.print(Text("largest mismatch KL" if has_kl else "least likely tokens", style="bold"))
     table = _table("at")
-    for name in ("KL", "ratio", "log mu", "log pi", "advantage", "masked"):
-        table.add_column(name, justify="right")
+    for title, _, _ in used:
+        table.add_column(title, justify="right")
     table.add_column("token", no_wrap=True, overflow="ellipsis")
     for one in top:
-        values = (
-            one.mismatch_kl, one.importance_ratio, one.inference_logprob, one.trainer_logprob, one.advantage
-        )  # fmt: skip
-        cells = ["-" if value is None else amount(value) for value in values]
-        masked = "-" if one.masked is None else "yes" if one.masked else "no"
-        table.add_row(Text(place_of(one)), *cells, masked, _in_context(one))
+        values = [(getattr(one, name), how) for _, name, how in used]
+        cells = ["-" if value is None else how(value) for value, how in values]
+        table.add_row(Text(place_of(one)), *cells, _in_context(one))
     screen.print(table)
 
 

@@ -97,3 +97,24 @@ def test_large_rows_end_a_row_group_of_parquet(tmp_path: Path, monkeypatch: pyte
         assert file.num_row_groups == 4  # a batch each
     found = [s.get("token_ids") for s in sequences(tmp_path)]
     assert len(found) == 4 * 2 * 4 and all(isinstance(ids, np.ndarray) for ids in found)
+
+
+def test_reading_parquet_keeps_one_row_group_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow as pa
+
+    monkeypatch.setattr("rollbook.records.token_writers._BYTES_OF_A_GROUP", 1)  # a group for each iteration
+    most = {}
+    for iterations in (2, 20):
+        root = tmp_path / str(iterations)
+        export = Export(
+            kind="parquet", iterations=iterations, part=iterations, processes=1, records=16, tokens=1000
+        )
+        export.write(root)
+        before = pa.total_allocated_bytes()
+        (piece,) = [piece for piece in token_source(root).pieces() if piece.iteration == 0]
+        held = [pa.total_allocated_bytes() - before for _ in piece._replace(iteration=None).read()]
+        assert len(held) == 16 * iterations
+        most[iterations] = max(held)
+    assert most[20] < 1.5 * most[2]

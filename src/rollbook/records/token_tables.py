@@ -81,13 +81,10 @@ def _of_parquet(path: Path, iteration: int | None, wanted: frozenset[str]) -> It
 
     try:
         with pq.ParquetFile(path) as file:
-            groups = [
-                group
-                for group in range(file.num_row_groups)
-                if _may_hold(file.metadata.row_group(group), iteration)
-            ]
             names = [name for name in file.schema_arrow.names if _is_wanted(name, wanted)]
-            yield from file.iter_batches(batch_size=_ROWS, row_groups=groups, columns=names)
+            for group in range(file.num_row_groups):  # Arrow keeps what it has read of all that it is given
+                if _may_hold(file.metadata.row_group(group), iteration):
+                    yield from file.iter_batches(batch_size=_ROWS, row_groups=[group], columns=names)
     except (pa.ArrowException, OSError) as error:
         raise BadFileError(path, f"not a readable Parquet file: {error}") from error
 

@@ -97,10 +97,13 @@ class Breakdown:
 
     def add(self, keys_N: Array, sums_FN: Array, kl_N: Array) -> None:
         """`sums_FN` is what `sums_of` says of the tokens."""
-        keys, key_N = np.unique(keys_N, return_inverse=True)
-        added_FK = np.stack([np.bincount(key_N, field_N, len(keys)) for field_N in sums_FN])
-        largest_K = np.full(len(keys), -np.inf)
-        np.maximum.at(largest_K, key_N, np.where(np.isfinite(kl_N), kl_N, -np.inf))
+        finite_N = np.where(np.isfinite(kl_N), kl_N, -np.inf)
+        if (np.diff(keys_N) < 0).any():  # most keys are in order, or the same for all
+            order_N = np.argsort(keys_N, kind="stable")
+            keys_N, sums_FN, finite_N = keys_N[order_N], sums_FN[:, order_N], finite_N[order_N]
+        keys, start_K = np.unique(keys_N, return_index=True)
+        added_FK = np.add.reduceat(sums_FN, start_K, axis=1)
+        largest_K = np.maximum.reduceat(finite_N, start_K)
         for number, key in enumerate(keys.tolist()):
             self._sums[key] = self._sums.get(key, 0.0) + added_FK[:, number]
             self._largest[key] = max(self._largest.get(key, -np.inf), float(largest_K[number]))

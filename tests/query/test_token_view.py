@@ -136,6 +136,13 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
         rows("select count(*) from tokens", tmp_path)
 
 
+def test_a_manifest_names_files_beside_it_and_no_others(tmp_path: Path) -> None:
+    files = Export().write(tmp_path)
+    files.manifest.write_text(files.manifest.read_text().replace("rank_1.jsonl", "../../rank_1.jsonl"))
+    with pytest.raises(BadFileError, match=r"line 1 names .*which is no file beside it"):
+        rows("select count(*) from tokens", tmp_path)
+
+
 def test_tokens_join_themselves_and_others(tmp_path: Path) -> None:
     Export().write(tmp_path)
     pairs = rows(

@@ -12,14 +12,17 @@ import pytest
 from helpers.equal_runs import differences
 from helpers.rl_runs import finish, settings_of, start, write_setup
 from helpers.trainer import run_several
+from rollbook.errors import WriteError
 from rollbook.query.session import Session
 from rollbook.records.iterations import Fate, read_iterations
 from rollbook.records.token_files import read_manifest
-from rollbook.records.token_places import files_of
+from rollbook.records.token_places import files_of, token_source
+from rollbook.records.token_writers import JsonWriter
 from rollbook.records.tokens import read_sequences
 from rollbook.records.transcripts import Transcript
 from rollbook.rl.settings import RlSettings, load_settings
 from rollbook.rl.train import train
+from rollbook.tokens.report import token_report
 
 KINDS = ("jsonl", "parquet")
 
@@ -191,6 +194,32 @@ def test_the_export_changes_nothing_of_the_training(setup: Path, tmp_path: Path)
     train(exporting(setup, tmp_path / "off", export=False), log=lambda _: None)
     names = [line for line in differences(tmp_path / "on", tmp_path / "off") if "token_exports" not in line]
     assert [line for line in names if not line.startswith("config.json")] == []
+
+
+def test_a_full_disk_ends_the_export_and_a_resume_completes_it(
+    setup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, plain = tmp_path / "run", JsonWriter.write
+
+    def write(self: JsonWriter, records: Any, iteration: int) -> None:
+        if iteration >= 3:
+            raise WriteError("rank_0.jsonl: append failed: the disk is full")
+        plain(self, records, iteration)
+
+    monkeypatch.setattr(JsonWriter, "write", write)
+    train(exporting(setup, log, iterations=5), log=lambda _: None)
+    monkeypatch.undo()
+    assert len(list(read_iterations(log / "iterations.jsonl"))) == 5  # the run went on
+    alerts = [json.loads(line) for line in (log / "alerts.jsonl").open()]
+    (alert,) = [alert for alert in alerts if alert["title"] == "the token export has stopped"]
+    assert "the disk is full" in alert["text"]
+    assert [step.complete for step in read_manifest(manifest_of(log))] == [True] * 3 + [False] * 2
+    gaps = token_report(token_source(log)).incomplete
+    assert [(gap.iteration, gap.records) for gap in gaps] == [(3, 0), (4, 0)]
+    assert all(gap.selected and "the disk is full" in gap.errors[0] for gap in gaps)
+    train(exporting(setup, log, iterations=5), resume="000002", log=lambda _: None)
+    assert [step.complete for step in read_manifest(manifest_of(log))] == [True] * 5
+    follow(log, processes=1)
 
 
 def test_off_and_on_again_on_resume(setup: Path, tmp_path: Path) -> None:

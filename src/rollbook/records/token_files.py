@@ -140,6 +140,11 @@ def read_manifest(path: Path) -> Iterator[ExportedStep]:
                 f"line {line.number} has schema_version {step.schema_version}, and this Rollbook knows "
                 f"{SCHEMA_VERSION}; read it with a newer one",
             )
+        for part in step.ranks:
+            if part.file is not None and part.file != Path(part.file).name:
+                raise BadFileError(
+                    path, f"line {line.number} names {part.file!r}, which is no file beside it"
+                )
         yield step
 
 

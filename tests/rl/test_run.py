@@ -179,6 +179,7 @@ def test_every_key_of_the_docs_is_measured_and_every_measured_key_is_in_the_docs
 def test_the_noise_floor_is_measured_on_the_first_and_every_tenth_iteration(run: Path) -> None:
     rows = lines(run / "metrics.jsonl")
     assert [row["step"] for row in rows if "noise_floor/k3" in row] == [0, 10, 20]
+    assert [row["noise_floor/outside"] for row in rows if "noise_floor/outside" in row] == [0.0] * 3
 
 
 def test_the_means_are_those_of_the_rollouts(run: Path) -> None:

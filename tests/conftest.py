@@ -35,5 +35,5 @@ def peer_fixtures() -> Path:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files of a few long tests first: begun last, they would keep one process busy and the others idle."""
-    long = ("test_docs.py", "sft", "train", "faults", "models")
+    long = ("test_demo.py", "test_docs.py", "sft", "train", "faults", "models")
     items.sort(key=lambda item: item.path.relative_to(Path(__file__).parent).parts[0] not in long)

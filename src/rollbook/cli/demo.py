@@ -103,7 +103,7 @@ def _show(files: DemoFiles, summary: dict[str, Any]) -> None:
         f"checkpoints {checkpoints}; {summary['seconds']:.0f} s in all",
         markup=False,
     )
-    question = "select tags, count(*) as n, avg(total_reward) as reward from rollouts group by tags"
+    question = "select split, count(*) as n, avg(reward) as reward from rollouts group by split"
     out.print("\nnext:")
     for command in (
         f"open {summary['report']}     # prompts, answers and rewards, in a browser",

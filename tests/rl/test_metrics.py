@@ -253,7 +253,9 @@ def test_the_noise_floor_is_the_distance_of_the_trainer_from_itself() -> None:
     trainer: Any = Trainer(Jittery(), None, None, None, 6)  # type: ignore[arg-type]
     found = noise_floor(trainer, [example(0, 5, 7), example(1, 6), example(2, 5, 5, 5)])
     k3 = (math.expm1(-0.1) + 0.1 + math.expm1(0.2) - 0.2) / 3
-    assert found == pytest.approx({"noise_floor/k3": k3, "noise_floor/max": 0.2}, rel=1e-5)
+    # Both exp(0.1) and exp(-0.2) are outside [0.9, 1.1].
+    wanted = {"noise_floor/k3": k3, "noise_floor/max": 0.2, "noise_floor/outside": 2 / 3}
+    assert found == pytest.approx(wanted, rel=1e-5)
     assert noise_floor(trainer, [example(0, 5, 7)]) == {}  # alone there is nothing to compare with
 
 
@@ -274,7 +276,7 @@ def test_every_documented_key_is_checked_here_or_by_a_run() -> None:
     progress = json.loads(encode_metrics({}, 3, 8))
     assert (progress["progress/batch"], progress["progress/done_frac"]) == (3, 0.5)
     of_eval = {"test/env/all/reward/total"}
-    noise = {"noise_floor/k3", "noise_floor/max"}
+    noise = {"noise_floor/k3", "noise_floor/max", "noise_floor/outside"}
     # Seconds and the speed made of them: tests/rl/test_run.py finds each in the lines of a run.
     times = {key for key in documented_keys() if key.startswith("time/")} | {"tokens_per_second"}
     checked = {*progress, *of_eval, *noise, *times, *ROLLOUTS, *SAMPLING, *training_metrics()}

@@ -34,7 +34,10 @@ def tokens(
         typer.Option("--what-if", help="masks of other thresholds, as clip_high=0.4; repeatable"),
     ] = None,
     at: Annotated[
-        str | None, typer.Option(help="show one trajectory, ITERATION/GROUP/TRAJECTORY[/PART], as 398/7/3")
+        str | None,
+        typer.Option(
+            help="show one trajectory: ITERATION/GROUP/TRAJECTORY, as 398/7/3, or with its part, as 398/7/3/1"
+        ),
     ] = None,
     artifacts: Artifacts = ARTIFACTS,
     as_json: AsJson = False,

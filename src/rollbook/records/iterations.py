@@ -49,6 +49,25 @@ class TrainRow(msgspec.Struct, array_like=True, frozen=True):
     part: int = 0
 
 
+class ExampleDigest(msgspec.Struct, array_like=True, frozen=True):
+    """A row as it was trained. On the wire: [group_idx, traj_idx, part, digest]."""
+
+    group_idx: int
+    traj_idx: int
+    part: int
+    digest: str  # 16 hex digits for its tokens and all that came with them
+
+
+class Noise(msgspec.Struct, kw_only=True, frozen=True):
+    """How far two ways of computing the same are apart where the run was trained.
+
+    From it follows what a replay may differ by on another machine.
+    """
+
+    logprob: float  # the largest difference between two log-probabilities of a token
+    gradient: float  # the norm of the difference of two gradients, as a part of the gradient's
+
+
 class TrainStep(msgspec.Struct, kw_only=True):
     """One step of the optimiser; numbers at full precision."""
 
@@ -68,8 +87,13 @@ class IterationRecord(Record, kw_only=True):
     iteration: int
     version: int | None = None  # training steps behind the weights that sampled
     rollouts: list[RolloutFate] | None = None
+    examples: list[ExampleDigest] | None = None  # the rows that were trained, before they were dealt
     steps: list[TrainStep] | None = None
+    weights_digest_before: str | None = None  # of the weights that sampled
     weights_digest: str | None = None  # after the last step
+    frozen_digest: str | None = None  # of the weights that are not trained, where there are any
+    machine: str | None = None  # what trained; equal words promise equal bits
+    noise: Noise | None = None  # measured in the first and every tenth iteration
     processes: int | None = None
     timeouts: int | None = None  # with one of them, a run that is repeated need not be equal
     retries: int | None = None

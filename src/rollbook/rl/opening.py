@@ -35,12 +35,12 @@ from rollbook.train.checks import check_packing_and_head, random_probes
 from rollbook.train.engine import Engine
 from rollbook.train.export import NoTokenExport, open_export
 from rollbook.train.loading import DTYPES, load_model
-from rollbook.train.machine import choose_micro_batch_tokens, choose_threads
+from rollbook.train.machine import choose_micro_batch_tokens, choose_threads, describe_machine
 from rollbook.train.model import Model
 from rollbook.train.model_settings import OptimizerSettings
 from rollbook.train.optimizer import Optimizer
 from rollbook.train.processes import Processes
-from rollbook.train.state import load_training_state
+from rollbook.train.state import frozen_digest, load_training_state
 
 Log = Callable[[str], None]
 _MOST_SLOTS = 256
@@ -65,6 +65,8 @@ class Trainer(NamedTuple):
     engine: Engine
     processes: Processes
     micro_batch_tokens: int
+    frozen_digest: str | None  # of the weights that are not trained, where there are any
+    machine: str
 
 
 class Job(NamedTuple):
@@ -194,7 +196,15 @@ def open_trainer(start: Start, processes: Processes, log: Log) -> tuple[RlSettin
     engine = Engine(model, optimizer, processes, entropy=True)
     if start.checkpoint is not None:
         load_training_state(start.checkpoint, model, optimizer)
-    return settings, Trainer(model, optimizer, engine, processes, settings.micro_batch_tokens or 1)
+    return settings, Trainer(
+        model=model,
+        optimizer=optimizer,
+        engine=engine,
+        processes=processes,
+        micro_batch_tokens=settings.micro_batch_tokens or 1,
+        frozen_digest=frozen_digest(model) if processes.is_first else None,
+        machine=describe_machine(processes.device),
+    )
 
 
 def optimizer_settings(settings: RlSettings) -> OptimizerSettings:

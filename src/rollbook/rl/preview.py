@@ -138,7 +138,7 @@ def _train(trainer: Trainer, settings: RlSettings, groups: list[Group]) -> tuple
     if not selection.examples:
         return 0.0, 0
     began = time.perf_counter()
-    (share,) = plan_steps(trainer, settings, selection.examples, 0)
+    (share,) = plan_steps(trainer, settings, selection.examples, 0, processes=1)
     for batches in share.steps:
         trainer.engine.step(batches, settings.loss, 0.0)
     return time.perf_counter() - began, len(selection.examples)

@@ -1,29 +1,29 @@
-"""From the examples of an iteration to optimiser steps, on one process or several.
+"""From the rollouts of an iteration to optimiser steps, on one process or several, and what is said of them.
 
 The plan is made once, by the process that sampled: which examples each optimiser step takes, which process
-takes which of them, and in which micro-batches. It follows from the settings and the examples alone, so a
-replay makes the same.
+takes which of them, and in which micro-batches. It follows from the settings and the rollouts alone, so a
+replay makes the same, with the same functions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
+import xxhash
 
 from rollbook.records.identity import derive_seed
-from rollbook.records.iterations import TrainRow, TrainStep
+from rollbook.records.iterations import ExampleDigest, IterationRecord, TrainRow, TrainStep
+from rollbook.records.layout import TRAIN
+from rollbook.rl.groups import Group, Selection, select
 from rollbook.rl.opening import Trainer
 from rollbook.rl.settings import RlSettings
-from rollbook.train.batch import Batch, Example
+from rollbook.train.batch import Batch, Column, Example
 from rollbook.train.engine import StepOutput
 from rollbook.train.export import NoTokenExport
 from rollbook.train.schedule import learning_rate
 from rollbook.train.token_records import Noted
-
-NOISE_FLOOR_EVERY = 10  # iterations
 
 
 class Share(NamedTuple):
@@ -34,15 +34,48 @@ class Share(NamedTuple):
     notes: dict[int, Noted]  # by group: what the token export says of it
 
 
+class Assembled(NamedTuple):
+    """What an iteration trains: the chosen rollouts, and the share of each process."""
+
+    selection: Selection
+    plan: list[Share]
+
+
+def assemble(
+    trainer: Trainer,
+    settings: RlSettings,
+    groups: Sequence[Group],
+    i: int,
+    *,
+    processes: int,
+    notes: Mapping[int, Noted] | None = None,
+    only: Container[TrainRow] | None = None,
+) -> Assembled:
+    """From rollouts to micro-batches. `only` leaves out all other rows, where a part is replayed."""
+    selection = select(
+        groups,
+        split=TRAIN,
+        iteration=i,
+        at_most=settings.groups_per_batch,
+        advantage=settings.advantage,
+        truncated=settings.truncated,
+    )
+    if only is not None:
+        chosen = [example for example in selection.examples if _row(example) in only]
+        selection = selection._replace(examples=chosen)
+    return Assembled(selection, plan_steps(trainer, settings, selection.examples, i, processes, notes))
+
+
 def plan_steps(
     trainer: Trainer,
     settings: RlSettings,
     examples: Sequence[Example],
     i: int,
+    processes: int,
     notes: Mapping[int, Noted] | None = None,
 ) -> list[Share]:
     """The share of each process. All shares have the same number of steps, some perhaps without a batch."""
-    shares = [Share(i, [], dict(notes or {})) for _ in range(trainer.processes.count)]
+    shares = [Share(i, [], dict(notes or {})) for _ in range(processes)]
     for chunk in minibatches(examples, settings, i):
         for share, mine in zip(shares, deal(chunk, len(shares)), strict=True):
             longest = max(map(len, mine), default=0)
@@ -52,16 +85,14 @@ def plan_steps(
 
 
 def take_steps(
-    trainer: Trainer, settings: RlSettings, share: Share | None, export: NoTokenExport
+    trainer: Trainer, settings: RlSettings, shares: Sequence[Share], export: NoTokenExport
 ) -> list[StepOutput]:
-    if share is None:
-        return []
-    rate = rate_of(settings, share.iteration)
+    """The steps of an iteration: with the share of this process, or, in a replay, with those of all."""
+    i, notes = shares[0].iteration, shares[0].notes
+    rate = rate_of(settings, i)
     return [
-        trainer.engine.step(
-            batches, settings.loss, rate, seen=export.seen(share.iteration, number, share.notes)
-        )
-        for number, batches in enumerate(share.steps)
+        trainer.engine.step_of_shares(batches, settings.loss, rate, seen=export.seen(i, number, notes))
+        for number, batches in enumerate(zip(*(share.steps for share in shares), strict=True))
     ]
 
 
@@ -78,7 +109,7 @@ def is_saved_after(settings: RlSettings, i: int) -> bool:
 def assist(trainer: Trainer, settings: RlSettings, export: NoTokenExport) -> None:
     """What every process but the first does: train what it is sent, until nothing more comes."""
     while (share := trainer.processes.scatter(None)) is not None:
-        take_steps(trainer, settings, share, export)
+        take_steps(trainer, settings, [share], export)
         finish_export(settings, export, share.iteration)
 
 
@@ -120,6 +151,30 @@ def rate_of(settings: RlSettings, i: int) -> float:
     )
 
 
+def trained_record(
+    settings: RlSettings,
+    i: int,
+    assembled: Assembled,
+    steps: Sequence[StepOutput],
+    *,
+    before: str,
+    after: str,
+) -> IterationRecord:
+    """What iterations.jsonl says of the training of an iteration; `before` and `after` are digests of the
+    weights."""
+    return IterationRecord(
+        split=TRAIN,
+        iteration=i,
+        version=i,
+        rollouts=assembled.selection.fates,
+        examples=[_digested(example) for example in assembled.selection.examples],
+        steps=records_of(assembled.plan, steps, rate_of(settings, i)),
+        weights_digest_before=before,
+        weights_digest=after,
+        processes=len(assembled.plan),
+    )
+
+
 def records_of(plan: Sequence[Share], steps: Sequence[StepOutput], rate: float) -> list[TrainStep]:
     """Each step with its rows in the order of training; the micro-batches of all processes, first to last."""
     records = []
@@ -143,31 +198,25 @@ def _rows(batch: Batch) -> list[TrainRow]:
     return [TrainRow(key.group, key.trajectory, key.part) for key in batch.keys if key is not None]
 
 
-@torch.no_grad()
-def noise_floor(trainer: Trainer, examples: Sequence[Example]) -> dict[str, float]:
-    """How much the trainer disagrees with itself when the same tokens are in a batch of another shape."""
-    model, most_tokens = trainer.model, trainer.micro_batch_tokens
-    some: list[Example] = []
-    for example in examples:
-        if sum(map(len, some)) + len(example) > most_tokens:
-            break
-        some.append(example)
-    if len(some) < 2:
-        return {}
-    model.use_dropout(False)
-    device = model.base.device
-    (together,) = model.batches(some, most_tokens)
-    apart = [model.batches([example], most_tokens)[0] for example in some]
-    one_N = model.outputs(together.to(device)).logprob_N
-    order = [together.keys.index(example.key) for example in some]
-    split = {index: one_N[together.example_N == index] for index in range(len(some))}
-    d_N = torch.cat(
-        [
-            split[index] - model.outputs(batch.to(device)).logprob_N
-            for index, batch in zip(order, apart, strict=True)
-        ]
-    ).double()
-    k3 = float((torch.expm1(-d_N) + d_N).mean())
-    ratio_N = d_N.exp()
-    outside = float(((ratio_N < 0.9) | (ratio_N > 1.1)).double().mean())
-    return {"noise_floor/k3": k3, "noise_floor/max": float(d_N.abs().max()), "noise_floor/outside": outside}
+def _row(example: Example) -> TrainRow:
+    key = example.key
+    assert key is not None
+    return TrainRow(key.group, key.trajectory, key.part)
+
+
+def _digested(example: Example) -> ExampleDigest:
+    """Of every value that training was given. All NaN count as the same."""
+    digest = xxhash.xxh3_64(example.token_T.data)
+    digest.update(example.trained_T.data)
+    for name, column_T in sorted(example.columns_T.items()):
+        digest.update(name.encode())
+        digest.update(_one_nan(column_T).data)
+    row = _row(example)
+    return ExampleDigest(row.group_idx, row.traj_idx, row.part, digest.hexdigest())
+
+
+def _one_nan(column_T: Column) -> Column:
+    """The column with the same bits for every NaN."""
+    if column_T.dtype.kind != "f":
+        return column_T
+    return np.where(np.isnan(column_T), column_T.dtype.type("nan"), column_T)

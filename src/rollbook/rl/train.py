@@ -18,29 +18,25 @@ from rollbook.records.identity import derive_seed
 from rollbook.records.iterations import IterationRecord
 from rollbook.records.plain import encode
 from rollbook.rl import metrics
-from rollbook.rl.groups import Selection, select
+from rollbook.rl.noise import NOISE_FLOOR_EVERY, NOTHING, measure_noise
 from rollbook.rl.opening import Job, Log, open_export_of, open_job, open_trainer, settle
 from rollbook.rl.player import GroupPlan, Played, Waiting
 from rollbook.rl.saving import save
 from rollbook.rl.schedule import Schedule
 from rollbook.rl.settings import EvalSettings, RlSettings
 from rollbook.rl.steps import (
-    NOISE_FLOOR_EVERY,
-    Share,
+    assemble,
     assist,
     finish_export,
     is_saved_after,
-    noise_floor,
-    plan_steps,
     rate_of,
-    records_of,
     take_steps,
+    trained_record,
 )
 from rollbook.rl.tasks import TaskPool
 from rollbook.runs.rollout_log import RolloutLog
 from rollbook.runs.stop_signals import Stopped, StopSignals
 from rollbook.samplers.local import LocalPolicy
-from rollbook.train.engine import StepOutput
 from rollbook.train.processes import Processes
 from rollbook.train.state import weights_digest
 from rollbook.train.token_records import Noted
@@ -52,33 +48,37 @@ class AlertError(RollbookError):
     """Raised after an alert where `on_alert` is stop: the checkpoint is saved and --resume continues."""
 
 
-def run_iteration(job: Job, i: int) -> None:
-    """Evaluate if it is time, sample, select, train, hand the weights to the sampler, record."""
-    settings, run, clock = job.settings, job.run, metrics.Clock()
+def run_iteration(job: Job, i: int, before: str) -> str:
+    """Evaluate if it is time, sample, select, train, hand the weights to the sampler, record.
+
+    `before` is the digest of the weights that sample; that of the new ones is returned.
+    """
+    settings, run, trainer, clock = job.settings, job.run, job.trainer, metrics.Clock()
     values = run_evals(job, i, clock)
     with clock("sample"), run.rollouts(i) as log:
         plans = plans_of(settings, job.pools, job.schedule, i)
         played = play(job, plans, log, version=i, stage=f"iteration {i}")
     with clock("assemble"):
-        selection = select(
-            played.groups,
-            split="train",
-            iteration=i,
-            at_most=settings.groups_per_batch,
-            advantage=settings.advantage,
-            truncated=settings.truncated,
+        assembled = assemble(
+            trainer, settings, played.groups, i, processes=trainer.processes.count, notes=notes_of(plans)
         )
-        plan = plan_steps(job.trainer, settings, selection.examples, i, notes_of(plans))
+        selection = assembled.selection
     with clock("train"):
-        floor = noise_floor(job.trainer, selection.examples) if i % NOISE_FLOOR_EVERY == 0 else {}
-        share = job.trainer.processes.scatter(plan)
-        steps = take_steps(job.trainer, settings, share, job.export)
+        measured = NOTHING
+        if i % NOISE_FLOOR_EVERY == 0:
+            measured = measure_noise(trainer, settings.loss, selection.examples)
+        share = trainer.processes.scatter(assembled.plan)
+        assert share is not None
+        steps = take_steps(trainer, settings, [share], job.export)
     with clock("sync"):
         values |= job.policy.update(version=i + 1)
-    record = iteration_record(job, i, played, selection, plan, steps)
+    record = trained_record(settings, i, assembled, steps, before=before, after=weights_digest(trainer.model))
+    record.timeouts, record.retries = played.timeouts, played.retries
+    record.frozen_digest, record.machine = trainer.frozen_digest, trainer.machine
+    record.noise = measured.noise
     clock.add("token_export", finish_export(settings, job.export, i))
     run.finish_iteration(record)
-    values |= log.metrics() | floor
+    values |= log.metrics() | measured.metrics
     values |= metrics.of_sampling(played.groups, selection)
     values |= metrics.of_training(steps, rate_of(settings, i)) | clock.metrics() | job.late_times
     values["tokens_per_second"] = values["tokens/sampled"] / clock.without("eval")
@@ -92,6 +92,7 @@ def run_iteration(job: Job, i: int) -> None:
         with clock("save"):
             save(job, i + 1)
         job.late_times["time/save"] = clock.seconds["save"]
+    return str(record.weights_digest)
 
 
 def plans_of(settings: RlSettings, pools: Sequence[TaskPool], schedule: Schedule, i: int) -> list[GroupPlan]:
@@ -222,8 +223,9 @@ def train(settings: RlSettings, *, resume: bool | str = False, log: Log = print)
 
 def run_iterations(job: Job) -> RlResult:
     settings, run, processes = job.settings, job.run, job.trainer.processes
+    weights = weights_digest(job.trainer.model)
     for i in range(run.next_iteration, settings.iterations):
-        run_iteration(job, i)
+        weights = run_iteration(job, i, weights)
         if job.stop.asked and i + 1 < settings.iterations:
             error = AlertError if job.stop.by_job else Stopped
             raise error(
@@ -256,24 +258,3 @@ def report_findings(job: Job, i: int, values: Mapping[str, float]) -> None:
         job.console.alert(i, finding)
         if job.settings.on_alert == "stop":
             job.stop.ask(f"alert: {finding.title}")
-
-
-def iteration_record(
-    job: Job,
-    i: int,
-    played: Played,
-    selection: Selection,
-    plan: Sequence[Share],
-    steps: Sequence[StepOutput],
-) -> IterationRecord:
-    return IterationRecord(
-        split="train",
-        iteration=i,
-        version=i,
-        rollouts=selection.fates,
-        steps=records_of(plan, steps, rate_of(job.settings, i)),
-        weights_digest=weights_digest(job.trainer.model),
-        processes=job.trainer.processes.count,
-        timeouts=played.timeouts,
-        retries=played.retries,
-    )

@@ -71,13 +71,26 @@ class Engine:
     ) -> StepOutput:
         """All processes call it; `seen` is given every batch as it is on the host, and the very tensors that
         made its loss."""
+        return self.step_of_shares([batches], loss, learning_rate, seen=seen)
+
+    def step_of_shares(
+        self,
+        shares: Sequence[Sequence[Batch]],
+        loss: Loss,
+        learning_rate: float,
+        *,
+        seen: Seen = nothing,
+    ) -> StepOutput:
+        """The same where this process computes for several, as a replay does. What each share gives is
+        added up in their order, as if a process of its own had it."""
         self.model.use_dropout(self._dropout)
-        counts, columns = self._count(batches)
+        counts, columns = self._count([batch for batches in shares for batch in batches])
         tally = Tally()
-        for batch in batches:
-            self._backward(with_columns(batch, columns), loss, counts.weight, tally, seen)
-        if not batches:
-            self._add_nothing(loss, columns, tally)
+        for number, batches in enumerate(shares):
+            before = self.optimizer.take_gradients() if number else None
+            tally.add_all(self._share(batches, columns, loss, counts.weight, seen))
+            if before is not None:
+                self.optimizer.add_gradients(before)
         self.processes.sum_gradients(self.optimizer.weights)
         grad_norm = self.optimizer.clip()
         loss_sum, means = tally.total(self.processes, counts.trained or math.nan)
@@ -96,14 +109,28 @@ class Engine:
             means=means,
         )
 
-    def _backward(self, on_host: Batch, loss: Loss, weight: float, tally: Tally, seen: Seen) -> None:
-        batch = on_host.to(self.processes.device)
+    def _share(
+        self, batches: Sequence[Batch], columns: Sequence[str], loss: Loss, weight: float, seen: Seen
+    ) -> Tally:
+        """Adds the gradients of one share to those that are there."""
+        tally = Tally()
+        for given in batches:
+            on_host = with_columns(given, columns)
+            batch = on_host.to(self.processes.device)
+            outputs, made = self.backward(batch, loss, weight)
+            tally.add(made.loss_sum, token_metrics(batch.columns_N, outputs, made))
+            seen(on_host, outputs, made)
+        if not batches:
+            self._add_nothing(loss, columns, tally)
+        return tally
+
+    def backward(self, batch: Batch, loss: Loss, weight: float) -> tuple[TokenOutputs, LossOutput]:
+        """Adds the gradient of a micro-batch to those that are there, as a part of a step of `weight`."""
         outputs = self.model.outputs(batch, entropy=self._entropy)
         made = loss(LossInputs(outputs.logprob_N, batch.example_N, batch.columns_N))
         torch.autograd.backward(made.loss_sum / (weight or 1.0))
         self.optimizer.accumulate()
-        tally.add(made.loss_sum, token_metrics(batch.columns_N, outputs, made))
-        seen(on_host, outputs, made)
+        return outputs, made
 
     def _add_nothing(self, loss: Loss, columns: Sequence[str], tally: Tally) -> None:
         """A process without data takes part in the same sums: the loss names its facts for no tokens."""

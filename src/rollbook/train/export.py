@@ -107,7 +107,7 @@ class TokenExport(NoTokenExport):
             self._sequences += len(batch.keys)
             self._selected += len(chosen)
             if chosen and self._stopped is None:
-                values = _quantities(outputs, loss)
+                values = quantities(outputs, loss)
                 host_QN, copied = self._buffers.copy(torch.stack([row.float() for row in values.values()]))
                 rows = {name: number for number, name in enumerate(values)}
                 seen = SeenBatch(iteration, step, self._micro_step, batch, chosen, rows, host_QN)
@@ -277,7 +277,7 @@ def open_export(
     return TokenExport(settings, root, identity, tokenizer, processes, seed=seed, alert=alert)
 
 
-def _quantities(outputs: TokenOutputs, loss: LossOutput) -> dict[str, Tensor]:
+def quantities(outputs: TokenOutputs, loss: LossOutput) -> dict[str, Tensor]:
     """What is known of each trained token, by the name it has in the records."""
     values = {"trainer_logprobs": outputs.logprob_N.detach()}
     if outputs.entropy_N is not None:

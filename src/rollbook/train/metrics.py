@@ -107,16 +107,23 @@ class Tally:
             raise ValueError(
                 f"a loss must report the same facts for every batch, not {[*self._kinds]} and {[*kinds]}"
             )
-        self._kinds = kinds
         means = [
             measured.value_N.double().sum() for measured in metrics.values() if measured.kind is Kind.MEAN
         ]
         extremes = [_largest(measured) for measured in metrics.values() if measured.kind is not Kind.MEAN]
         sums = torch.stack([loss_sum.detach().double(), *means])
+        self._add(kinds, sums, torch.stack(extremes) if extremes else None)
+
+    def add_all(self, other: Tally) -> None:
+        """What another one has added up: of the next process, where one computes for several."""
+        if other._sums is not None:
+            self._add(other._kinds, other._sums, other._extremes)
+
+    def _add(self, kinds: dict[str, Kind], sums: Tensor, extremes: Tensor | None) -> None:
+        self._kinds = kinds
         self._sums = sums if self._sums is None else self._sums + sums
-        if extremes:
-            largest = torch.stack(extremes)
-            self._extremes = largest if self._extremes is None else torch.maximum(self._extremes, largest)
+        if extremes is not None:
+            self._extremes = extremes if self._extremes is None else torch.maximum(self._extremes, extremes)
 
     def total(self, processes: Processes, tokens: float) -> tuple[float, dict[str, float]]:
         """The sum of the loss, and every metric, over all processes. All of them call it, with the same

@@ -63,6 +63,19 @@ class Optimizer:
         if into:
             torch._foreach_add_(into, gradients)
 
+    def take_gradients(self) -> list[Tensor | None]:
+        """What `accumulate` has added up for each weight; the next gradients begin anew."""
+        taken = [copy.grad for copy in self._copies]
+        for copy in self._copies:
+            copy.grad = None
+        return taken
+
+    def add_gradients(self, taken: Sequence[Tensor | None]) -> None:
+        """Put back what was taken, with what came since on top of it."""
+        for copy, gradient in zip(self._copies, taken, strict=True):
+            if gradient is not None:
+                copy.grad = gradient if copy.grad is None else gradient.add_(copy.grad)
+
     @property
     def frees_model_gradients(self) -> bool:
         """Whether `accumulate` leaves no gradient behind in the model."""
@@ -70,12 +83,16 @@ class Optimizer:
 
     def clip(self) -> float:
         """The norm of all gradients together before clipping; not finite means that the step is void."""
-        gradients = [copy.grad for copy in self._copies if copy.grad is not None]
-        norm = whole(torch.nn.utils.get_total_norm(gradients))
+        norm = self.gradient_norm()
         value = float(norm)
         if math.isfinite(value) and self._max_grad_norm > 0:
             torch.nn.utils.clip_grads_with_norm_(self._copies, self._max_grad_norm, norm)
         return value
+
+    def gradient_norm(self) -> Tensor:
+        """Of all gradients together."""
+        gradients = [copy.grad for copy in self._copies if copy.grad is not None]
+        return whole(torch.nn.utils.get_total_norm(gradients))
 
     def step(self, learning_rate: float) -> None:
         for group in self._adam.param_groups:

@@ -86,9 +86,22 @@ def weights_digest(model: Model) -> str:
     if any(weight.is_cuda for weight in trained.values()):
         torch.cuda.synchronize()  # all copies were under way at once
     for name, copy in copies.items():
-        digest.update(name.encode())
-        digest.update(copy.contiguous().flatten().view(torch.uint8).numpy())
+        _add(digest, name, copy)
     return digest.hexdigest()
+
+
+def frozen_digest(model: Model) -> str | None:
+    """The same for the weights that are not trained, one after another; None where all are."""
+    frozen = [(name, weight) for name, weight in model.model.named_parameters() if not weight.requires_grad]
+    digest = xxhash.xxh3_128()
+    for name, weight in frozen:
+        _add(digest, name, weight.detach().cpu())
+    return digest.hexdigest() if frozen else None
+
+
+def _add(digest: xxhash.xxh3_128, name: str, on_host: Tensor) -> None:
+    digest.update(name.encode())
+    digest.update(on_host.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def read_extra(directory: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ border between two packed sequences, and what was not trained has no value.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,16 +47,20 @@ class SeenBatch(NamedTuple):
     values_QN: Tensor  # on the host: one row per quantity, one value per trained token
 
 
-def records_of(
-    seen: SeenBatch,
-    identity: RunIdentity,
-    rank: int,
-    first: int,
-    notes: Mapping[int, Noted],
-    text: TokenText,
-) -> TokenRecords:
-    """The records of the chosen examples; `first` is the running number of the first one."""
-    batch, chosen = seen.batch, seen.chosen
+class TokenColumns(NamedTuple):
+    """The columns of some examples of a micro-batch; the shapes are those of `TokenRecords`."""
+
+    bound_R: Array
+    token_F: Array
+    trained_F: Array
+    floats_F: dict[str, Array | None]
+    masks_F: dict[str, Array | None]
+
+
+def columns_of(
+    batch: Batch, chosen: Sequence[int], rows: Mapping[str, int], values_QN: Tensor
+) -> TokenColumns:
+    """What the trainer saw of the chosen examples; `rows` names the rows of `values_QN`."""
     lengths_R = np.array([batch.lengths[place] for place in chosen], np.int64)
     bound_R = np.concatenate([[0], np.cumsum(lengths_R)])
     example_N, offset_N = batch.example_N.numpy(), batch.offset_N.numpy()
@@ -77,8 +81,8 @@ def records_of(
         return None if found is None else found.numpy()
 
     def row(name: str) -> Array | None:
-        number = seen.rows.get(name)
-        return None if number is None else seen.values_QN[number].numpy()
+        number = rows.get(name)
+        return None if number is None else values_QN[number].numpy()
 
     floats_F = {name: placed(column(source)) for name, source in _OF_BATCH.items()}
     floats_F |= {name: placed(row(name)) for name in ("trainer_logprobs", "entropy", "importance_ratio")}
@@ -87,27 +91,37 @@ def records_of(
     }
     trained_F = np.zeros(bound_R[-1], np.bool_)
     trained_F[flat_N] = True
-    token_F = _tokens(batch, chosen)
-    heads, texts, offsets = [], [], []
-    turns = _turns(batch)
-    for number, place in enumerate(chosen):
-        heads.append(_head(seen, identity, rank, first + number, place, notes, turns))
-        made = text.of(token_F[bound_R[number] : bound_R[number + 1]])
-        texts.append(made.text)
-        offsets.append(made.offset_T)
-    return TokenRecords(
-        heads=heads,
-        texts=texts,
+    return TokenColumns(
         bound_R=bound_R,
-        text_offset_F=np.concatenate(offsets),
-        token_F=token_F,
+        token_F=_tokens(batch, chosen),
         trained_F=trained_F,
         floats_F=floats_F,
         masks_F=_masks(placed(row("reason"))),
     )
 
 
-def _tokens(batch: Batch, chosen: list[int]) -> Array:
+def records_of(
+    seen: SeenBatch,
+    identity: RunIdentity,
+    rank: int,
+    first: int,
+    notes: Mapping[int, Noted],
+    text: TokenText,
+) -> TokenRecords:
+    """The records of the chosen examples; `first` is the running number of the first one."""
+    columns = columns_of(seen.batch, seen.chosen, seen.rows, seen.values_QN)
+    bound_R = columns.bound_R
+    heads, texts, offsets = [], [], []
+    turns = _turns(seen.batch)
+    for number, place in enumerate(seen.chosen):
+        heads.append(_head(seen, identity, rank, first + number, place, notes, turns))
+        made = text.of(columns.token_F[bound_R[number] : bound_R[number + 1]])
+        texts.append(made.text)
+        offsets.append(made.offset_T)
+    return TokenRecords(heads, texts, text_offset_F=np.concatenate(offsets), **columns._asdict())
+
+
+def _tokens(batch: Batch, chosen: Sequence[int]) -> Array:
     flat = batch.forward.input_ids.flatten().numpy()
     starts = batch.starts
     return np.concatenate(

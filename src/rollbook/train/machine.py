@@ -40,7 +40,8 @@ def describe_machine(device: torch.device) -> str:
     else:
         place = f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}"
     packages = ", ".join(f"{name} {metadata.version(name)}" for name in _PACKAGES)
-    return f"{place}, {torch.get_num_threads()} threads, {packages}, rollbook {__version__}"
+    threads = torch.get_num_threads()
+    return f"{place}, {threads} thread{'s' * (threads > 1)}, {packages}, rollbook {__version__}"
 
 
 def _processor() -> str:

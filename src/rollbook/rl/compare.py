@@ -13,6 +13,7 @@ from rollbook.rl.seen_tokens import Row, SeenTokens
 
 # A tolerance is so many times what the run measured: that was one other order of sums, and there are more.
 _TIMES = 10
+DIGESTS_ARE_EXACT = "the last bits may differ here, and a digest is of all bits"
 
 
 class Promise(msgspec.Struct, kw_only=True):
@@ -64,7 +65,7 @@ def compare_records(
         digests = recorded.weights_digest, replayed.weights_digest
         found.compare(Stage.WEIGHTS, "the digest of the new weights", *digests)
     else:
-        found.leave_out(Stage.WEIGHTS, "a digest is equal or not, and the last bits may differ here")
+        found.leave_out(Stage.WEIGHTS, DIGESTS_ARE_EXACT)
 
 
 def _compare_fates(recorded: IterationRecord, replayed: IterationRecord, found: Findings) -> None:

@@ -187,6 +187,15 @@ class Findings:
             found.append(one)
         return found
 
+    def verdict(self) -> Verdict:
+        """Equal only where the new weights are."""
+        if any(found.differing for found in self._stages.values()):
+            return Verdict.DIFFERS
+        is_near = any(found.distance for found in self._stages.values())
+        weights = self._stages.get(Stage.WEIGHTS)
+        has_digest = weights is not None and weights.verdict is not Verdict.NOT_COMPARED
+        return Verdict.EQUAL if has_digest and not is_near else Verdict.WITHIN
+
     def first(self) -> Difference | None:
         """The first difference; that of a file as a whole only where nothing in it differs."""
         order = list(Stage)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollbook.errors import UsageError
+from rollbook.errors import RollbookError, UsageError
 from rollbook.rl.recorded import Origin, RecordedRun
 from rollbook.rl.replayer import OtherWeightsError, Replayer
 
@@ -30,6 +30,18 @@ def open_replayer(run: RecordedRun, i: int) -> Replayer:
         if origin.directory is not None:
             raise
         raise _refusal(run, i, str(error), without_initial=True) from None
+
+
+def stand_before(run: RecordedRun, i: int) -> Replayer:
+    """A replayer with the weights that iteration i began with; an error where the way there differs."""
+    replayer = open_replayer(run, i)
+    while replayer.at < i:
+        replayed = replayer.next()
+        if replayed.first is not None:
+            raise RollbookError(
+                f"the weights before iteration {i} are not those of the run: {replayed.first}"
+            )
+    return replayer
 
 
 def _refusal(run: RecordedRun, i: int, why: str, *, without_initial: bool = False) -> UsageError:

@@ -141,8 +141,10 @@ def settings_of(path: Path, loss: Loss | None, moved: Path | None) -> RlSettings
 _KNOWN_LOSSES = {kind.__struct_config__.tag for kind in get_args(AnyLoss)}
 
 
-def read_groups(run: RecordedRun, record: IterationRecord, found: Findings) -> list[Group]:
-    """The rollouts of an iteration as they were played."""
+def read_groups(
+    run: RecordedRun, record: IterationRecord, found: Findings, *, vocabulary: int
+) -> list[Group]:
+    """The rollouts of an iteration as they were played; no token may be beyond the `vocabulary`."""
     i = record.iteration
     for part in READ:
         path = run.path(i, part)
@@ -161,7 +163,7 @@ def read_groups(run: RecordedRun, record: IterationRecord, found: Findings) -> l
         found.compare(Stage.ROLLOUTS, what, [True] * 3, present, Place(*key))
         episodes[key] = None
         if summary is not None and transcript is not None:
-            turns = _turns(run.path(i, Artifact.TRANSCRIPTS), transcript)
+            turns = _turns(run.path(i, Artifact.TRANSCRIPTS), transcript, vocabulary)
             _compare_rollout(summary, transcript, turns, found, Place(*key))
             if transcript.status is Status.OK:
                 final = summary.final_reward or 0.0
@@ -209,7 +211,7 @@ def _compare_rollout(
         found.compare(Stage.REWARDS, "total reward and its parts", transcript.total_reward, total, place)
 
 
-def _turns(path: Path, transcript: Transcript) -> list[Turn]:
+def _turns(path: Path, transcript: Transcript, vocabulary: int) -> list[Turn]:
     try:
         turns = transcript.to_turns()
     except (msgspec.ValidationError, KeyError, TypeError) as error:
@@ -218,6 +220,11 @@ def _turns(path: Path, transcript: Transcript) -> list[Turn]:
         lengths = {len(turn.token_ids or ()), len(turn.logprobs or ())}
         if transcript.status is Status.OK and (turn.prompt_token_ids is None or len(lengths) > 1):
             raise BadFileError(path, f"turn {index} of {_name(transcript)} lacks tokens or logprobs")
+        tokens = [*(turn.prompt_token_ids or ()), *(turn.token_ids or ())]
+        if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
+            raise BadFileError(
+                path, f"turn {index} of {_name(transcript)} has a token that the model does not know"
+            )
     return turns
 
 

@@ -18,6 +18,7 @@ import msgspec
 import torch
 
 from rollbook.errors import UsageError
+from rollbook.rl.bundle import open_recorded
 from rollbook.rl.findings import Difference, Verdict
 from rollbook.rl.reach import open_replayer, origin_of
 from rollbook.rl.recorded import RecordedRun
@@ -51,15 +52,14 @@ def replay(
     `loss` is the run's, where that is an object of the caller's own; `model` is where its model lies now, if
     that has moved. `tell` is called with each iteration when it is done.
     """
-    with undisturbed():
-        recorded = RecordedRun(run, loss=loss, model=None if model is None else Path(model).absolute())
+    with undisturbed(), open_recorded(run, loss=loss, model=model) as recorded:
         first, last = span(recorded, iteration)
         found = []
         for replayed in walk(recorded, first, last):
             tell(replayed)
             found.append(replayed)
     return Replay(
-        run=str(recorded.root),
+        run=str(run),
         run_id=recorded.info.id if recorded.info else None,
         verdict=_worst(found),
         first=next((one.first for one in found if one.first is not None), None),

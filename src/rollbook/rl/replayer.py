@@ -7,24 +7,19 @@ by the functions of the loop (`steps.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
 from rollbook.errors import BadFileError, UsageError
 from rollbook.records.complete import problem
 from rollbook.records.iterations import IterationRecord
-from rollbook.records.layout import Artifact
-from rollbook.rl.compare import Promise, compare_records, slack_of
+from rollbook.rl.compare import DIGESTS_ARE_EXACT, Promise, compare_records, slack_of
 from rollbook.rl.findings import Difference, Findings, Stage, StageFound, Verdict
-from rollbook.rl.groups import Group
 from rollbook.rl.opening import Start, Trainer, open_trainer
 from rollbook.rl.recorded import Origin, RecordedRun, read_groups
 from rollbook.rl.seen_tokens import SeenTokens, compare_tokens
 from rollbook.rl.settings import RlSettings
 from rollbook.rl.steps import assemble, take_steps, trained_record
-from rollbook.train.engine import StepOutput
 from rollbook.train.processes import Processes
 from rollbook.train.state import weights_digest
 
@@ -50,14 +45,6 @@ class OtherWeightsError(UsageError):
     """The weights that were loaded are not those of the run."""
 
 
-class Taken(NamedTuple):
-    """What an iteration comes to when it is trained."""
-
-    record: IterationRecord
-    steps: list[StepOutput]
-    seen: SeenTokens
-
-
 class Replayer:
     def __init__(self, run: RecordedRun, origin: Origin) -> None:
         """Load the weights from which `origin.iteration` goes on."""
@@ -75,30 +62,39 @@ class Replayer:
         recorded, found = run.record(i), Findings(i)
         promise = self._promise(recorded)
         slack = slack_of(promise, self._steps)
-        if promise.bits and recorded.weights_digest_before is not None:
-            what = "the digest of the weights before"
-            found.compare(Stage.WEIGHTS_BEFORE, what, recorded.weights_digest_before, self.digest)
-        groups = read_groups(run, recorded, found)
-        taken = train_again(self.trainer, run, groups, recorded, before=self.digest)
-        compare_tokens(run, i, taken.seen, found, within=slack.logprob)
-        compare_records(recorded, taken.record, found, seen=taken.seen, slack=slack)
-        self.digest = str(taken.record.weights_digest)
-        self.at, self._steps = i + 1, self._steps + len(taken.steps)
+        self._compare_weights_before(recorded, promise, found)
+        groups = read_groups(run, recorded, found, vocabulary=vocabulary_of(self.trainer))
+        seen = SeenTokens(run.settings.loss)
+        processes = recorded.processes or 1
+        assembled = assemble(self.trainer, run.settings, groups, i, processes=processes, only=run.only)
+        steps = take_steps(self.trainer, run.settings, assembled.plan, seen)
+        before, self.digest = self.digest, weights_digest(self.trainer.model)
+        made = trained_record(run.settings, i, assembled, steps, before=before, after=self.digest)
+        compare_tokens(run, i, seen, found, within=slack.logprob)
+        compare_records(recorded, made, found, seen=seen, slack=slack)
+        self.at, self._steps = i + 1, self._steps + len(steps)
         self.has_diverged |= self.digest != recorded.weights_digest
-        first, stages = found.first(), found.stages()
-        is_within = any(one.verdict is Verdict.WITHIN for one in stages)
         return Replayed(
             iteration=i,
             origin=self.origin.name,
-            verdict=Verdict.DIFFERS if first else Verdict.WITHIN if is_within else Verdict.EQUAL,
+            verdict=found.verdict(),
             promise=promise,
-            first=first,
-            loss=[step.loss for step in taken.steps],
-            grad_norm=[step.grad_norm for step in taken.steps],
+            first=found.first(),
+            loss=[step.loss for step in steps],
+            grad_norm=[step.grad_norm for step in steps],
             weights_digest=self.digest,
-            stages=stages,
+            stages=found.stages(),
             seconds=time.perf_counter() - began,
         )
+
+    def _compare_weights_before(self, recorded: IterationRecord, promise: Promise, found: Findings) -> None:
+        if recorded.weights_digest_before is None:
+            found.leave_out(Stage.WEIGHTS_BEFORE, "the record is older than this digest")
+        elif promise.bits or self.at == self.origin.iteration:
+            what = "the digest of the weights before"
+            found.compare(Stage.WEIGHTS_BEFORE, what, recorded.weights_digest_before, self.digest)
+        else:
+            found.leave_out(Stage.WEIGHTS_BEFORE, DIGESTS_ARE_EXACT)
 
     def _promise(self, recorded: IterationRecord) -> Promise:
         here, processes = self.trainer.machine, recorded.processes or 1
@@ -119,8 +115,8 @@ class Replayer:
         noise = self.run.noise(self.at)
         if noise is None:
             raise UsageError(
-                f"{self.run.root}: iteration {self.at} cannot be compared: {why}, and the run has not measured "
-                "what two machines may differ by; replay it where it was recorded"
+                f"{self.run.root}: iteration {self.at} cannot be compared: {why}, and the run did not "
+                "measure what two machines may differ by; replay it where it was recorded"
             )
         return Promise(bits=False, why=why, noise=noise)
 
@@ -146,39 +142,14 @@ def open_weights(settings: RlSettings, origin: Origin) -> Trainer:
         processes.close()
         raise UsageError("a replay runs in one process, whatever the run had; start it without torchrun")
     start = Start(settings, resume=False, record=None, checkpoint=origin.directory)
-    return open_trainer(start, processes, lambda _: None)[1]
+    _, trainer = open_trainer(start, processes, lambda _: None)
+    for adapters in getattr(trainer.model.model, "peft_config", {}).values():
+        # Who saves adapters looks there for the model below, on the network if there is no such directory.
+        adapters.base_model_name_or_path = settings.model.path
+    return trainer
 
 
-def train_again(
-    trainer: Trainer,
-    run: RecordedRun,
-    groups: Sequence[Group],
-    recorded: IterationRecord,
-    *,
-    before: str,
-    settings: RlSettings | None = None,
-) -> Taken:
-    """Train the rollouts of an iteration with the run's settings, or with others."""
-    settings, i = settings or run.settings, recorded.iteration
-    _check_tokens(trainer, run, i, groups)
-    processes = recorded.processes or 1
-    assembled = assemble(trainer, settings, groups, i, processes=processes, only=run.only)
-    seen = SeenTokens(settings.loss)
-    steps = take_steps(trainer, settings, assembled.plan, seen)
-    after = weights_digest(trainer.model)
-    return Taken(trained_record(settings, i, assembled, steps, before=before, after=after), steps, seen)
-
-
-def _check_tokens(trainer: Trainer, run: RecordedRun, i: int, groups: Sequence[Group]) -> None:
-    size = trainer.model.base.get_input_embeddings().weight.shape[0]
-    for group in groups:
-        for traj_idx, episode in enumerate(group.episodes):
-            turns = episode.turns if episode is not None else ()
-            tokens = {token for turn in turns for token in turn.prompt_token_ids or ()}
-            tokens |= {token for turn in turns for token in turn.token_ids or ()}
-            if tokens and not 0 <= min(tokens) <= max(tokens) < size:
-                raise BadFileError(
-                    run.path(i, Artifact.TRANSCRIPTS),
-                    f"group {group.group_idx}, trajectory {traj_idx} has a token that is not among the "
-                    f"{size} of the model",
-                )
+def vocabulary_of(trainer: Trainer) -> int:
+    """How many tokens the model knows."""
+    size: int = trainer.model.base.get_input_embeddings().weight.shape[0]
+    return size

@@ -34,7 +34,7 @@ def load_model(
     source = checkpoint if checkpoint is not None and settings.lora is None else _source(settings)
     words = checkpoint or settings.tokenizer or source
     try:
-        tokenizer = AutoTokenizer.from_pretrained(words)
+        tokenizer = AutoTokenizer.from_pretrained(words, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UsageError(f"the tokenizer of {words}: {_first_line(error)}") from error
     try:
@@ -42,7 +42,8 @@ def load_model(
             model = _from_config(settings.config or {}, dtype)
         else:
             load: Any = AutoModelForCausalLM.from_pretrained
-            model = _merged(source, dtype) if _holds_adapters(source) else load(source, dtype=dtype)
+            options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": False}  # no code, and no question
+            model = _merged(source, dtype) if _holds_adapters(source) else load(source, **options)
     except (OSError, ValueError) as error:
         raise UsageError(f"model: {source}: {_first_line(error)}") from error
     if settings.chat_template is not None and checkpoint is None:

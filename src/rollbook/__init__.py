@@ -1,7 +1,8 @@
 """Rollbook records the post-training loop of a language model, from the run down to each token.
 
-Writing: `Run`, `Trajectory`, `Step`, `logtree`. Reading: `open_run`. Jobs: `collect`, `sft`, `rl`. Names
-load on first use, so importing the package costs nothing and reading a run never imports torch.
+Writing: `Run`, `Trajectory`, `Step`, `logtree`. Reading: `open_run`. Jobs: `collect`, `sft`, `rl`; `replay`
+takes a recorded step again. Names load on first use, so importing the package costs nothing and reading a run
+never imports torch.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rollbook.errors import RollbookError
     from rollbook.records import logtree
     from rollbook.records.rollouts import Step, Trajectory
+    from rollbook.rl.replay import replay
     from rollbook.runs.reader import RunReader, open_run
     from rollbook.runs.run import Run
 
@@ -29,6 +31,7 @@ __all__ = [
     "collect",
     "logtree",
     "open_run",
+    "replay",
     "rl",
     "sft",
 ]
@@ -46,6 +49,7 @@ _HOMES = {
     "Step": "rollbook.records.rollouts",
     "Trajectory": "rollbook.records.rollouts",
     "open_run": "rollbook.runs.reader",
+    "replay": "rollbook.rl.replay",
 }
 
 

@@ -92,3 +92,45 @@ def finish(settings: RlSettings, *words: str, **watched: Any) -> str:
     with start(settings, *words, **watched) as trainer:
         assert trainer.wait() == 0, trainer.output
         return trainer.output
+
+
+CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+_LOOK = '''\
+from rollbook.envs import Environment, Feedback, Opening
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+class Look(Environment):
+    """Rewards an `a` in the answer, and a little each look before it."""
+
+    def start(self, task):
+        self.looks = 0
+        return Opening(messages=task.messages, tools=[TOOL])
+
+    def step(self, message):
+        calls = message.get("tool_calls")
+        if calls and self.looks < 3:
+            self.looks += 1
+            answers = [{"role": "tool", "tool_call_id": call.get("id"), "content": "ab"} for call in calls]
+            return Feedback(reward=0.1, done=False, messages=answers)
+        return Feedback(reward=float("a" in (message.get("content") or "")))
+'''
+
+
+def write_tool_setup(directory: Path) -> dict[str, Any]:
+    """What changes in `config_of` for episodes of several turns: a call of a tool is one token here."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_tiny_model(
+        directory / "caller", "abcdefgh", pieces=[CALL], hidden=32, heads=2, intermediate=64, positions=96
+    )
+    (directory / "look.py").write_text(_LOOK)
+    _write_tasks(directory / "look.jsonl", ["ab", "cd", "ef", "gh", "ad", "bc", "eh", "fg"])
+    environment = {"name": f"{directory}/look.py:Look", "as": "look", "tasks": str(directory / "look.jsonl")}
+    return {
+        "model": {"path": str(directory / "caller")},
+        "environments": [environment],
+        "evals": [],
+        "sampler": {"max_tokens": 8},
+        "micro_batch_tokens": 64,
+    }

@@ -26,6 +26,7 @@ COMMANDS = {
     "stop": "end a run politely",
     "promote": "publish a checkpoint of any run as the handoff",
     "diff": "what differs between two runs, in config and in numbers",
+    "replay": "take a recorded training step again, and name the first thing that differs",
     "query": "SQL over runs and collections: metrics, rollouts, steps, tokens and more",
     "tokens": "what the loss did, token by token: masks, mismatch, what-ifs",
     "plot": "the curves of a run as a picture, at any time",

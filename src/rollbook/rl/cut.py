@@ -33,7 +33,7 @@ from rollbook.rl.bundle import BASE, BUNDLE, MOST_BYTES, Bundle, open_recorded
 from rollbook.rl.findings import Findings
 from rollbook.rl.noise import measure_noise
 from rollbook.rl.opening import Trainer
-from rollbook.rl.reach import stand_before
+from rollbook.rl.reach import only_iteration, stand_before
 from rollbook.rl.recorded import READ, Origin, RecordedRun, read_groups
 from rollbook.rl.replay import replay, undisturbed
 from rollbook.rl.replayer import Replayer, open_weights, vocabulary_of
@@ -66,7 +66,7 @@ class _Place(NamedTuple):
 
 def cut_bundle(
     run: str | Path,
-    iteration: int,
+    iteration: int | None,
     target: str | Path,
     *,
     micro_batch: int = 0,
@@ -81,6 +81,7 @@ def cut_bundle(
         tempfile.TemporaryDirectory(prefix="rollbook-cut-") as temporary,
         open_recorded(run, model=model) as recorded,
     ):
+        iteration = only_iteration(recorded, iteration)
         place = _place(recorded, iteration, micro_batch)
         trainer = _weights_before(recorded, iteration, place.optim_step, Path(temporary))
         whole = Path(temporary) / "bundle"

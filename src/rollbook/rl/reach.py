@@ -19,6 +19,16 @@ def origin_of(run: RecordedRun, i: int) -> Origin:
     return origin
 
 
+def only_iteration(run: RecordedRun, i: int | None) -> int:
+    """The iteration that is asked for; a run of one need not be asked."""
+    if i is None and len(run.iterations) == 1:
+        return run.iterations[0]
+    if i is None:
+        raise UsageError(f"{run.root} has {len(run.iterations)} iterations; say which one")
+    run.record(i)
+    return i
+
+
 def open_replayer(run: RecordedRun, i: int) -> Replayer:
     """A replayer that stands before iteration i, or on the way to it."""
     origin = origin_of(run, i)

@@ -100,12 +100,12 @@ class Replayer:
         here, processes = self.trainer.machine, recorded.processes or 1
         why = None
         if recorded.machine is not None and recorded.machine != here:
-            why = f"it was recorded on {recorded.machine}, and this is {here}"
+            why = f"it was recorded with {_unlike(recorded.machine, here)}"
         elif processes > _EXACT_PROCESSES:
             why = f"{processes} processes added up their gradients in an order that only they know"
         elif self.trainer.processes.device.type != "cpu":
             why = "a GPU adds up in an order of its own"
-        elif not self._is_exact:
+        elif not self._is_exact and self.digest != recorded.weights_digest_before:
             why = "an iteration before it was recorded elsewhere"
         if why is None:
             known = "the machine, the threads and the versions are those of the run"
@@ -147,6 +147,15 @@ def open_weights(settings: RlSettings, origin: Origin) -> Trainer:
         # Who saves adapters looks there for the model below, on the network if there is no such directory.
         adapters.base_model_name_or_path = settings.model.path
     return trainer
+
+
+def _unlike(recorded: str, here: str) -> str:
+    """What two machines do not have in common; their descriptions are lists."""
+    parts = recorded.split(", "), here.split(", ")
+    if len(parts[0]) == len(parts[1]):
+        pairs = [(one, other) for one, other in zip(*parts, strict=True) if one != other]
+        return ", ".join(f"{one} (here {other})" for one, other in pairs)
+    return f"{recorded} (here {here})"
 
 
 def vocabulary_of(trainer: Trainer) -> int:

@@ -24,7 +24,7 @@ from rollbook.rl.bundle import open_recorded
 from rollbook.rl.findings import Findings
 from rollbook.rl.groups import Group
 from rollbook.rl.opening import Trainer
-from rollbook.rl.reach import stand_before
+from rollbook.rl.reach import only_iteration, stand_before
 from rollbook.rl.recorded import Origin, RecordedRun, read_groups
 from rollbook.rl.replay import undisturbed
 from rollbook.rl.replayer import open_weights, vocabulary_of
@@ -73,13 +73,13 @@ class WhatIf(msgspec.Struct, kw_only=True):
 
 def what_if(
     run: str | Path,
-    iteration: int,
+    iteration: int | None,
     *words: str,
     loss: Loss | None = None,
     recorded_loss: Loss | None = None,
     model: str | Path | None = None,
 ) -> WhatIf:
-    """Train an iteration with the run's settings, and with `key=value` words on top of them.
+    """Train an iteration (None: the only one) with the run's settings, and with `key=value` words on top.
 
     `loss` is another loss as an object; `recorded_loss` and `model` are the run's, as for `replay`.
     """
@@ -88,6 +88,7 @@ def what_if(
         tempfile.TemporaryDirectory(prefix="rollbook-what-if-") as temporary,
         open_recorded(run, loss=recorded_loss, model=model) as recorded,
     ):
+        iteration = only_iteration(recorded, iteration)
         changed = changed_settings(recorded.settings, words, loss)
         replayer = stand_before(recorded, iteration)
         origin = Origin(iteration, "the same weights", Path(temporary) / "weights")

@@ -25,6 +25,7 @@ from rollbook.rl.findings import Difference, Stage, Verdict
 from rollbook.rl.replay import Replay, replay
 from rollbook.rl.train import train
 from rollbook.rl.what_if import what_if
+from rollbook.tiny import CHAT_TEMPLATE
 from rollbook.train.losses import ImportanceSampling
 from rollbook.train.machine import describe_machine
 
@@ -126,6 +127,20 @@ def test_so_are_episodes_of_several_turns_with_tools(setup: Path, tmp_path: Path
     turns = [len(one.turns or ()) for one in rollbook.open_run(tmp_path / "run").transcripts(split="train")]
     assert max(turns) >= 3
     all_is_equal(tmp_path / "run", has_tokens=True)
+
+
+def test_so_are_trajectories_of_several_rows(setup: Path, tmp_path: Path) -> None:
+    """The template cannot be continued after a tool has answered, so every turn is a row of its own."""
+    changes = write_tool_setup(tmp_path / "tools")
+    refusing = "{%- if messages | length > 2 and messages[0].content | length > 2 -%}"
+    template = tmp_path / "template.jinja"
+    template.write_text(f"{refusing}{{{{ raise_exception('no') }}}}{{%- endif -%}}\n{CHAT_TEMPLATE}")
+    changes["model"]["chat_template"] = str(template)
+    run = made(setup, tmp_path / "run", trainer=EXPORT, **changes)
+    template.unlink()  # nothing is rendered again
+    records = list(rollbook.open_run(run).finished_iterations())
+    assert max(example.part for record in records for example in record.examples or ()) >= 1
+    all_is_equal(run, has_tokens=True)
 
 
 def test_so_is_a_resumed_run(setup: Path, tmp_path: Path) -> None:

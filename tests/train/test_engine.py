@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from rollbook.train.batch import Example, packed_batch
-from rollbook.train.engine import Engine
+from rollbook.train.batch import Batch, Example, packed_batch
+from rollbook.train.engine import Engine, StepOutput
 from rollbook.train.losses import CrossEntropy, Loss, LossInputs, LossOutput
 from rollbook.train.model import Model
 from rollbook.train.model_settings import OptimizerSettings
@@ -54,6 +54,27 @@ def test_how_a_batch_is_cut_changes_nothing() -> None:
     assert two.grad_norm == pytest.approx(one.grad_norm, rel=1e-4)
     for a, b in zip(weights(whole), weights(parts), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_step_of_several_processes_in_one(dtype: torch.dtype) -> None:
+    """Each share is added up by itself, and one without a batch is nothing; two in a row are one share."""
+    first, second, third, last = (packed_batch([sample]) for sample in samples())
+
+    def after(*shares: list[Batch]) -> tuple[StepOutput, list[torch.Tensor]]:
+        made = engine(dtype)
+        return made.step_of_shares(shares, NLL, 0.01), weights(made)
+
+    one, other = after([first, second, last]), after([first], [second], [], [last])
+    assert one[0] == other[0]
+    assert all(torch.equal(a, b) for a, b in zip(one[1], other[1], strict=True))
+    # (a + b) + (c + d) is another sum than ((a + b) + c) + d, but for rounding the same.
+    apart, joined = after([first, second], [third, last]), after([first, second, third, last])
+    assert apart[0].loss == pytest.approx(joined[0].loss, rel=1e-6)
+    assert apart[0].grad_norm == pytest.approx(
+        joined[0].grad_norm, rel=1e-2 if dtype is torch.bfloat16 else 1e-5
+    )
+    assert apart[0].means == pytest.approx(joined[0].means)
 
 
 class Broken(Loss, tag="broken", frozen=True, kw_only=True):

@@ -345,6 +345,8 @@ def test_what_cannot_be_reached_is_refused_with_the_nearest_that_can(run: Path, 
         replay(tmp_path / "cut", 3)
     with pytest.raises(UsageError, match="--iteration 1"):
         replay(tmp_path / "cut", 2)
+    with pytest.raises(UsageError, match=f"iteration 2 of .* {transcripts(2)} is gone; .* --iteration 1"):
+        replay(tmp_path / "cut")
     with pytest.raises(UsageError, match="has no iteration 9; it has 0 to 5"):
         replay(tmp_path / "cut", 9)
     weights = tmp_path / "cut" / "checkpoints" / "000004" / "model.safetensors"

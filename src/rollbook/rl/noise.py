@@ -77,6 +77,6 @@ def _backward(trainer: Trainer, loss: Loss, batches: Sequence[Batch], weight: fl
     """Adds their gradients to those that are there; returns the log-probabilities."""
     found = []
     for batch in batches:
-        outputs, _ = trainer.engine.backward(batch.to(trainer.processes.device), loss, weight)
+        outputs, _ = trainer.engine.add_gradient(batch.to(trainer.processes.device), loss, weight)
         found.append(outputs.logprob_N.detach().double())
     return torch.cat(found)

@@ -19,6 +19,14 @@ def origin_of(run: RecordedRun, i: int) -> Origin:
     return origin
 
 
+def check_way(run: RecordedRun, first: int, last: int) -> None:
+    """Refuse a range of iterations before the first step is taken, not after hours."""
+    origin_of(run, first)
+    for i in range(first, last + 1):
+        if why := run.missing(i):
+            raise _refusal(run, i, why)
+
+
 def only_iteration(run: RecordedRun, i: int | None) -> int:
     """The iteration that is asked for; a run of one need not be asked."""
     if i is None and len(run.iterations) == 1:

@@ -20,7 +20,7 @@ import torch
 from rollbook.errors import UsageError
 from rollbook.rl.bundle import open_recorded
 from rollbook.rl.findings import Difference, Verdict
-from rollbook.rl.reach import open_replayer, origin_of
+from rollbook.rl.reach import check_way, open_replayer, origin_of
 from rollbook.rl.recorded import RecordedRun
 from rollbook.rl.replayer import Replayed, Replayer
 from rollbook.runs.random_state import capture_random_state, restore_random_state
@@ -84,7 +84,7 @@ def walk(run: RecordedRun, first: int, last: int) -> Iterator[Replayed]:
     A replay that has left the run's path goes on from the next weights that are kept, so that one iteration
     that differs says nothing about those after a checkpoint.
     """
-    origin_of(run, last)  # refused before the first step, not after hours
+    check_way(run, first, last)
     replayer: Replayer | None = None
     while replayer is None or replayer.at <= last:
         if replayer is not None and replayer.has_diverged:

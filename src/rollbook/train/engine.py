@@ -114,17 +114,19 @@ class Engine:
     ) -> Tally:
         """Adds the gradients of one share to those that are there."""
         tally = Tally()
-        for given in batches:
-            on_host = with_columns(given, columns)
-            batch = on_host.to(self.processes.device)
-            outputs, made = self.backward(batch, loss, weight)
-            tally.add(made.loss_sum, token_metrics(batch.columns_N, outputs, made))
-            seen(on_host, outputs, made)
+        for batch in batches:
+            self._backward(with_columns(batch, columns), loss, weight, tally, seen)
         if not batches:
             self._add_nothing(loss, columns, tally)
         return tally
 
-    def backward(self, batch: Batch, loss: Loss, weight: float) -> tuple[TokenOutputs, LossOutput]:
+    def _backward(self, on_host: Batch, loss: Loss, weight: float, tally: Tally, seen: Seen) -> None:
+        batch = on_host.to(self.processes.device)
+        outputs, made = self.add_gradient(batch, loss, weight)
+        tally.add(made.loss_sum, token_metrics(batch.columns_N, outputs, made))
+        seen(on_host, outputs, made)
+
+    def add_gradient(self, batch: Batch, loss: Loss, weight: float) -> tuple[TokenOutputs, LossOutput]:
         """Adds the gradient of a micro-batch to those that are there, as a part of a step of `weight`."""
         outputs = self.model.outputs(batch, entropy=self._entropy)
         made = loss(LossInputs(outputs.logprob_N, batch.example_N, batch.columns_N))

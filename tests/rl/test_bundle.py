@@ -20,6 +20,7 @@ from rollbook.errors import BadFileError, RollbookError, UsageError
 from rollbook.records.complete import COMPLETE, CompleteMark, file_facts
 from rollbook.records.iterations import read_iterations
 from rollbook.rl import bundle as bundles
+from rollbook.rl import cut
 from rollbook.rl.cut import cut_bundle
 from rollbook.rl.findings import Stage, Verdict
 from rollbook.rl.replay import replay
@@ -72,9 +73,9 @@ def test_a_micro_batch_of_a_later_step_has_the_weights_before_it(run: Path, tmp_
     record = next(one for one in read_iterations(run / "iterations.jsonl") if one.iteration == 2)
     batches = [(step, rows) for step, one in enumerate(record.steps or ()) for rows in one.micro_batches]
     last = len(batches) - 1
-    cut = cut_bundle(run, 2, tmp_path / "b.zip", micro_batch=last)
-    assert (cut.optim_step, cut.rows) == (batches[last][0], len(batches[last][1]))
-    assert cut.optim_step == 3
+    made = cut_bundle(run, 2, tmp_path / "b.zip", micro_batch=last)
+    assert (made.optim_step, made.rows) == (batches[last][0], len(batches[last][1]))
+    assert made.optim_step == 3
     found = replay(tmp_path / "b.zip")
     assert found.verdict is Verdict.EQUAL and found.run_id is not None
     with zipfile.ZipFile(tmp_path / "b.zip") as archive:
@@ -105,10 +106,19 @@ def test_any_run_that_replays_can_be_cut(setup: Path, tmp_path: Path, kind: str)
             assert str(setup).encode() not in archive.read(name), name
 
 
+def test_a_model_that_is_not_small_is_refused_before_it_is_written(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cut, "MOST_BYTES", 1000)
+    with pytest.raises(UsageError, match="it is for small models"):
+        cut_bundle(run, 1, tmp_path / "b.zip")
+    assert not list(tmp_path.iterdir())
+
+
 def test_only_what_replays_is_cut(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="exists already"):
         cut_bundle(run, 1, run / "config.json")
-    with pytest.raises(UsageError, match=r"has \d+ micro-batches, and 99 is none"):
+    with pytest.raises(UsageError, match=r"has \d+ micro-batches, counted from 0, and 99 is none"):
         cut_bundle(run, 1, tmp_path / "b.zip", micro_batch=99)
     copy = tmp_path / "run"
     subprocess.run(["cp", "-r", run, copy], check=True)

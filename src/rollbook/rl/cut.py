@@ -23,20 +23,20 @@ from rollbook.records.complete import complete_directory, file_facts
 from rollbook.records.config import write_config
 from rollbook.records.iterations import IterationRecord, TrainRow
 from rollbook.records.jsonl import read_lines
-from rollbook.records.layout import RunFiles
+from rollbook.records.layout import TRAIN, RunFiles
 from rollbook.records.plain import utc_now
 from rollbook.records.record import decode_line
 from rollbook.records.run_info import RunInfo, versions, write_run_info
 from rollbook.records.token_files import RunIdentity
-from rollbook.records.token_settings import TokenExportSettings
+from rollbook.records.token_settings import TokenExportSettings, TrainerSettings
 from rollbook.rl.bundle import BASE, BUNDLE, MOST_BYTES, Bundle, open_recorded
 from rollbook.rl.findings import Findings
 from rollbook.rl.noise import measure_noise
 from rollbook.rl.opening import Trainer
 from rollbook.rl.reach import only_iteration, stand_before
-from rollbook.rl.recorded import READ, Origin, RecordedRun, read_groups
+from rollbook.rl.recorded import READ, RecordedRun, read_groups
 from rollbook.rl.replay import replay, undisturbed
-from rollbook.rl.replayer import Replayer, open_weights, vocabulary_of
+from rollbook.rl.replayer import keep_weights, open_weights, vocabulary_of
 from rollbook.rl.settings import EnvironmentSettings, RlSettings
 from rollbook.rl.steps import assemble, take_steps, trained_record
 from rollbook.train.export import NoTokenExport, open_export
@@ -64,6 +64,20 @@ class _Place(NamedTuple):
     rows: list[TrainRow]
 
 
+class _Work(NamedTuple):
+    """What is cut, and the weights before its step."""
+
+    run: RecordedRun
+    record: IterationRecord
+    place: _Place
+    trainer: Trainer
+
+    @property
+    def groups(self) -> set[int]:
+        """Those that the rows are from: an advantage is made of the rewards of a whole group."""
+        return {row.group_idx for row in self.place.rows}
+
+
 def cut_bundle(
     run: str | Path,
     iteration: int | None,
@@ -81,60 +95,56 @@ def cut_bundle(
         tempfile.TemporaryDirectory(prefix="rollbook-cut-") as temporary,
         open_recorded(run, model=model) as recorded,
     ):
-        iteration = only_iteration(recorded, iteration)
-        place = _place(recorded, iteration, micro_batch)
-        trainer = _weights_before(recorded, iteration, place.optim_step, Path(temporary))
-        whole = Path(temporary) / "bundle"
+        record = recorded.record(only_iteration(recorded, iteration))
+        place = _place(recorded, record, micro_batch)
+        trainer = _weights_before(recorded, record, place.optim_step, Path(temporary) / "weights")
+        whole, made = Path(temporary) / "bundle", Path(temporary) / "bundle.zip"
         with complete_directory(whole) as root:
-            record = _write(root, recorded, iteration, place, trainer)
+            trained_tokens = _write(root, _Work(recorded, record, place, trainer))
         del trainer  # its weights are not needed beside those of the replay
-        made = Path(temporary) / "bundle.zip"
-        _pack(whole, made)
+        pack(whole, made)
         found = replay(made)
         if found.first is not None:
             raise RollbookError(f"the bundle does not replay, so it is not kept: {found.first}")
         with replacing(target) as file, made.open("rb") as source:
             shutil.copyfileobj(source, file)
-    assert record.steps is not None
     return Cut(
         path=str(target),
         bytes=target.stat().st_size,
-        iteration=iteration,
+        iteration=record.iteration,
         optim_step=place.optim_step,
         micro_batch=micro_batch,
         rows=len(place.rows),
-        trained_tokens=record.steps[0].trained_tokens or 0,
+        trained_tokens=trained_tokens,
     )
 
 
-def _pack(directory: Path, target: Path) -> None:
-    size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-    if size > MOST_BYTES:
-        raise UsageError(
-            f"the bundle would have {size:,} bytes, and at most {MOST_BYTES:,} are opened; bundles are for "
-            "small models"
-        )
-    pack(directory, target)
-
-
-def _place(run: RecordedRun, i: int, micro_batch: int) -> _Place:
-    steps = run.record(i).steps or []
-    places = [_Place(step, micro_batch, rows) for step, one in enumerate(steps) for rows in one.micro_batches]
+def _place(run: RecordedRun, record: IterationRecord, micro_batch: int) -> _Place:
+    places = [
+        _Place(step, micro_batch, rows)
+        for step, one in enumerate(record.steps or ())
+        for rows in one.micro_batches
+    ]
     if not 0 <= micro_batch < len(places):
-        raise UsageError(f"iteration {i} has {len(places)} micro-batches, and {micro_batch} is none of them")
+        raise UsageError(
+            f"iteration {record.iteration} of {run.root} has {len(places)} micro-batches, counted from 0, "
+            f"and {micro_batch} is none of them"
+        )
     return places[micro_batch]
 
 
-def _weights_before(run: RecordedRun, i: int, optim_step: int, temporary: Path) -> Trainer:
+def _weights_before(run: RecordedRun, record: IterationRecord, optim_step: int, directory: Path) -> Trainer:
     """A trainer that stands before one optimiser step of an iteration; the whole of it must replay."""
+    i = record.iteration
     replayer = stand_before(run, i)
-    origin = Origin(i, "the same weights", temporary / "weights")
-    _save(replayer.trainer, temporary / "weights")
-    _refuse_difference(replayer)
+    _refuse_large(replayer.trainer)
+    origin = keep_weights(replayer.trainer, i, directory)
+    replayed = replayer.next()
+    if replayed.first is not None:
+        raise RollbookError(f"a bundle would expect what was not recorded: {replayed.first}")
     del replayer
     trainer = open_weights(run.settings, origin)
     if optim_step:
-        record = run.record(i)
         groups = read_groups(run, record, Findings(i), vocabulary=vocabulary_of(trainer))
         processes = record.processes or 1
         plan = assemble(trainer, run.settings, groups, i, processes=processes, only=run.only).plan
@@ -143,16 +153,41 @@ def _weights_before(run: RecordedRun, i: int, optim_step: int, temporary: Path) 
     return trainer
 
 
-def _refuse_difference(replayer: Replayer) -> None:
-    replayed = replayer.next()
-    if replayed.first is not None:
-        raise RollbookError(f"a bundle would expect what was not recorded: {replayed.first}")
+def _refuse_large(trainer: Trainer) -> None:
+    tensors = [*trainer.model.model.parameters()]
+    tensors += [tensor for kept in trainer.optimizer.tensors() for tensor in kept.values()]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if size > MOST_BYTES:
+        raise UsageError(
+            f"the weights and the optimiser are {size:,} bytes, and a bundle has at most {MOST_BYTES:,}; "
+            "it is for small models"
+        )
 
 
-def _save(trainer: Trainer, directory: Path) -> None:
-    with complete_directory(directory) as aside:
-        save_training_state(aside, trainer.model, trainer.optimizer)
-        _forget_this_machine(aside)
+def _write(root: Path, work: _Work) -> int:
+    """Everything but the mark, which names all the rest; returns how many tokens its step trains."""
+    run, i = work.run, work.record.iteration
+    files, name, info = RunFiles(root), f"{i:06d}", _info(run)
+    settings = _settings(run.settings, f"checkpoints/{name}")
+    with complete_directory(files.checkpoint(name)) as checkpoint:
+        save_training_state(checkpoint, work.trainer.model, work.trainer.optimizer)
+        _forget_this_machine(checkpoint)
+    if settings.model.lora is not None:
+        _save_base(run.settings, root / BASE)
+    write_config(files.config, msgspec.to_builtins(settings))
+    write_run_info(files.run, info)
+    kept = CheckpointRecord(name=name, batch=i, state_path=f"checkpoints/{name}")
+    _write_lines(files.checkpoints, [kept.encode()])
+    for part in READ:
+        _write_lines(files.iteration(TRAIN, i, part), _lines_of(run.path(i, part), work.groups))
+    record = _expected(root, work, settings, info.id)
+    paths = [files.iteration(TRAIN, i, part) for part in READ]
+    record.files = {path.name: file_facts(path) for path in paths}
+    _write_lines(files.iterations, [record.encode()])
+    place = work.place._asdict()
+    _write_lines(root / BUNDLE, [msgspec.json.encode(Bundle(run_id=info.id, iteration=i, **place))])
+    assert record.steps is not None
+    return record.steps[0].trained_tokens or 0
 
 
 def _forget_this_machine(checkpoint: Path) -> None:
@@ -164,71 +199,25 @@ def _forget_this_machine(checkpoint: Path) -> None:
         config.write_text(json.dumps(values, sort_keys=True, indent=2) + "\n")
 
 
-def _write(root: Path, run: RecordedRun, i: int, place: _Place, trainer: Trainer) -> IterationRecord:
-    """Everything but the mark, which names all the rest."""
-    files, name = RunFiles(root), f"{i:06d}"
-    settings = _settings(run.settings, f"checkpoints/{name}")
-    recorded = run.record(i)
-    groups = {row.group_idx for row in place.rows}
-    info = _info(run)
-    _save(trainer, files.checkpoint(name))
-    if settings.model.lora is not None:
-        _save_base(run.settings, root / BASE)
-    write_config(files.config, msgspec.to_builtins(settings))
-    write_run_info(files.run, info)
-    checkpoint = CheckpointRecord(name=name, batch=i, state_path=f"checkpoints/{name}")
-    _write_lines(files.checkpoints, [checkpoint.encode()])
-    for part in READ:
-        _write_lines(files.iteration("train", i, part), _lines_of(run.path(i, part), groups))
-    record = _expected(root, run, recorded, place, groups, settings, trainer, info)
-    record.files = {
-        path.name: file_facts(path) for path in (files.iteration("train", i, part) for part in READ)
-    }
-    _write_lines(files.iterations, [record.encode()])
-    bundle = Bundle(
-        run_id=info.id,
-        iteration=i,
-        optim_step=place.optim_step,
-        micro_batch=place.micro_batch,
-        rows=place.rows,
-    )
-    _write_lines(root / BUNDLE, [msgspec.json.encode(bundle)])
-    return record
-
-
-def _expected(
-    root: Path,
-    run: RecordedRun,
-    recorded: IterationRecord,
-    place: _Place,
-    groups: set[int],
-    settings: RlSettings,
-    trainer: Trainer,
-    info: RunInfo,
-) -> IterationRecord:
-    """Train the micro-batch alone, as a step of its own, and say what came out."""
-    i, before = recorded.iteration, weights_digest(trainer.model)
-    known = vocabulary_of(trainer)
-    played = [
+def _expected(root: Path, work: _Work, settings: RlSettings, run_id: str) -> IterationRecord:
+    """Train the micro-batch alone, as a step of its own, and say what came out, token by token too."""
+    run, trainer, i = work.run, work.trainer, work.record.iteration
+    before = weights_digest(trainer.model)
+    groups = [
         group
-        for group in read_groups(run, recorded, Findings(i), vocabulary=known)
-        if group.group_idx in groups
+        for group in read_groups(run, work.record, Findings(i), vocabulary=vocabulary_of(trainer))
+        if group.group_idx in work.groups
     ]
-    assembled = assemble(trainer, settings, played, i, processes=1, only=frozenset(place.rows))
+    assembled = assemble(trainer, settings, groups, i, processes=1, only=frozenset(work.place.rows))
     noise = run.noise(i) or measure_noise(trainer, settings.loss, assembled.selection.examples).noise
-    export = open_export(
-        TokenExportSettings(),
-        root,
-        RunIdentity(info.id, 1),
-        trainer.model.tokenizer,
-        trainer.processes,
-        seed=settings.seed,
-        alert=_no_alert,
-    )
-    with export:
+    identity, tokenizer = RunIdentity(run_id, 1), trainer.model.tokenizer
+    with open_export(
+        TokenExportSettings(), root, identity, tokenizer, trainer.processes, seed=0, alert=_no_alert
+    ) as export:
         steps = take_steps(trainer, settings, assembled.plan, export)
         export.commit(i, settings.loss, batch=i + 1)
-    record = trained_record(settings, i, assembled, steps, before=before, after=weights_digest(trainer.model))
+    after = weights_digest(trainer.model)
+    record = trained_record(settings, i, assembled, steps, before=before, after=after)
     record.frozen_digest, record.machine = trainer.frozen_digest, trainer.machine
     record.noise = noise
     return record
@@ -246,6 +235,7 @@ def _settings(settings: RlSettings, weights: str) -> RlSettings:
         environments=[EnvironmentSettings(name=one.label, label=one.label) for one in settings.environments],
         evals=[],
         trackers=None,
+        trainer=TrainerSettings(),
         minibatches=1,
         epochs=1,
         processes=1,

@@ -30,7 +30,7 @@ NOTHING = Measured({}, None)
 
 
 def measure_noise(trainer: Trainer, loss: Loss, examples: Sequence[Example]) -> Measured:
-    """On one micro-batch; the weights and their gradients are afterwards what they were before."""
+    """On one micro-batch; the weights and their gradients stay what they were."""
     some = _of_one_batch(examples, trainer.micro_batch_tokens)
     if len(some) < 2:
         return NOTHING

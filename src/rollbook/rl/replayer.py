@@ -7,11 +7,12 @@ by the functions of the loop (`steps.py`).
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import msgspec
 
 from rollbook.errors import BadFileError, UsageError
-from rollbook.records.complete import problem
+from rollbook.records.complete import complete_directory, problem
 from rollbook.records.iterations import IterationRecord
 from rollbook.rl.compare import DIGESTS_ARE_EXACT, Promise, compare_records, slack_of
 from rollbook.rl.findings import Difference, Findings, Stage, StageFound, Verdict
@@ -21,7 +22,7 @@ from rollbook.rl.seen_tokens import SeenTokens, compare_tokens
 from rollbook.rl.settings import RlSettings
 from rollbook.rl.steps import assemble, take_steps, trained_record
 from rollbook.train.processes import Processes
-from rollbook.train.state import weights_digest
+from rollbook.train.state import save_training_state, weights_digest
 
 _EXACT_PROCESSES = 2  # the sum of two gradients is the same in any order, that of more is not
 
@@ -147,6 +148,13 @@ def open_weights(settings: RlSettings, origin: Origin) -> Trainer:
         # Who saves adapters looks there for the model below, on the network if there is no such directory.
         adapters.base_model_name_or_path = settings.model.path
     return trainer
+
+
+def keep_weights(trainer: Trainer, i: int, directory: Path) -> Origin:
+    """Write the present weights down, from which iteration i goes on, so that they can be opened again."""
+    with complete_directory(directory) as aside:
+        save_training_state(aside, trainer.model, trainer.optimizer)
+    return Origin(i, "the same weights", directory)
 
 
 def _unlike(recorded: str, here: str) -> str:

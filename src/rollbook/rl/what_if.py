@@ -18,23 +18,21 @@ import msgspec
 import torch
 
 from rollbook.errors import UsageError
-from rollbook.records.complete import complete_directory
 from rollbook.records.iterations import Fate, IterationRecord
 from rollbook.rl.bundle import open_recorded
 from rollbook.rl.findings import Findings
 from rollbook.rl.groups import Group
 from rollbook.rl.opening import Trainer
 from rollbook.rl.reach import only_iteration, stand_before
-from rollbook.rl.recorded import Origin, RecordedRun, read_groups
+from rollbook.rl.recorded import RecordedRun, read_groups
 from rollbook.rl.replay import undisturbed
-from rollbook.rl.replayer import open_weights, vocabulary_of
+from rollbook.rl.replayer import keep_weights, open_weights, vocabulary_of
 from rollbook.rl.settings import RlSettings, load_settings
 from rollbook.rl.steps import assemble, rate_of, take_steps
 from rollbook.runs.settings import merge, parse_words
 from rollbook.train.engine import StepOutput
 from rollbook.train.export import NoTokenExport
 from rollbook.train.losses import Loss
-from rollbook.train.state import save_training_state
 
 # What is decided after the rollouts are there. Everything else has made them.
 CHANGEABLE = (
@@ -91,10 +89,7 @@ def what_if(
         iteration = only_iteration(recorded, iteration)
         changed = changed_settings(recorded.settings, words, loss)
         replayer = stand_before(recorded, iteration)
-        origin = Origin(iteration, "the same weights", Path(temporary) / "weights")
-        assert origin.directory is not None
-        with complete_directory(origin.directory) as aside:
-            save_training_state(aside, replayer.trainer.model, replayer.trainer.optimizer)
+        origin = keep_weights(replayer.trainer, iteration, Path(temporary) / "weights")
         record = recorded.record(iteration)
         known = vocabulary_of(replayer.trainer)
         groups = read_groups(recorded, record, Findings(iteration), vocabulary=known)

@@ -102,7 +102,7 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 
 class Look(Environment):
-    """Rewards an `a` in the answer, and a little each look before it."""
+    """Rewards an `a` in the answer, and a little each look before it; a `g` breaks it."""
 
     def start(self, task):
         self.looks = 0
@@ -114,6 +114,8 @@ class Look(Environment):
             self.looks += 1
             answers = [{"role": "tool", "tool_call_id": call.get("id"), "content": "ab"} for call in calls]
             return Feedback(reward=0.1, done=False, messages=answers)
+        if "g" in (message.get("content") or ""):
+            raise RuntimeError("broken")
         return Feedback(reward=float("a" in (message.get("content") or "")))
 '''
 

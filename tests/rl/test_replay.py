@@ -126,6 +126,9 @@ def test_so_are_episodes_of_several_turns_with_tools(setup: Path, tmp_path: Path
     made(setup, tmp_path / "run", trainer=EXPORT, **changes)
     turns = [len(one.turns or ()) for one in rollbook.open_run(tmp_path / "run").transcripts(split="train")]
     assert max(turns) >= 3
+    records = list(rollbook.open_run(tmp_path / "run").finished_iterations())
+    fates = {fate.fate for record in records for fate in record.rollouts or ()}
+    assert fates >= {Fate.TRAINED, Fate.FAILED}
     all_is_equal(tmp_path / "run", has_tokens=True)
 
 

@@ -158,6 +158,10 @@ def read_groups(
     episodes: dict[_Rollout, Episode | None] = {}
     for key in sorted(fates | summaries.keys() | transcripts.keys()):
         summary, transcript = summaries.get(key), transcripts.get(key)
+        if not 0 <= key[1] < run.settings.group_size:
+            raise BadFileError(
+                run.path(i, Artifact.TRANSCRIPTS), f"no group of this run has a trajectory {key[1]}"
+            )
         present = [key in fates, summary is not None, transcript is not None]
         what = "whether iterations.jsonl, summaries and transcripts have it"
         found.compare(Stage.ROLLOUTS, what, [True] * 3, present, Place(*key))

@@ -18,13 +18,13 @@ from rollbook.records.rollouts import summarize, summarize_failure
 from rollbook.records.turns import Turn
 from rollbook.rl import metrics
 from rollbook.rl.groups import Group, select
+from rollbook.rl.noise import NOTHING, measure_noise
 from rollbook.rl.opening import Trainer
-from rollbook.rl.steps import noise_floor
 from rollbook.rollouts.trajectory import trajectory_of
 from rollbook.rollouts.types import Episode
 from rollbook.train.batch import Batch, Example, ExampleKey, packed_batch
 from rollbook.train.engine import StepOutput
-from rollbook.train.losses import LossInputs, PpoClip
+from rollbook.train.losses import Loss, LossInputs, PpoClip
 from rollbook.train.metrics import Tally, token_metrics
 from rollbook.train.processes import Processes
 from rollbook.train.token_math import TokenOutputs
@@ -224,10 +224,13 @@ def training_metrics() -> dict[str, float]:
 
 
 class Jittery:
-    """A model of which a token's logprob depends on how many examples are in its batch: that is its noise."""
+    """A model of which a token's logprob depends on how many examples are in its batch: that is its noise.
 
-    def __init__(self) -> None:
-        self.base = SimpleNamespace(device=torch.device("cpu"))
+    It is its own engine and optimiser, too; its gradient is 8 long, and that of the noise 2.
+    """
+
+    head_dtype = torch.float32
+    weight = 0.0
 
     def use_dropout(self, on: bool) -> None:
         assert not on
@@ -235,6 +238,16 @@ class Jittery:
     def batches(self, examples: list[Example], capacity: int) -> list[Batch]:
         assert sum(map(len, examples)) <= capacity
         return [packed_batch(examples[::-1])]  # in another order than they were given
+
+    def add_gradient(self, batch: Batch, loss: Loss, weight: float) -> tuple[TokenOutputs, None]:
+        self.weight += weight
+        return self.outputs(batch), None
+
+    def gradient_norm(self) -> torch.Tensor:
+        return torch.tensor(8.0 if self.weight > 0 else 2.0)
+
+    def zero_grad(self) -> None:
+        self.weight = 0.0
 
     def outputs(self, batch: Batch) -> TokenOutputs:
         size = len(batch.keys)
@@ -250,13 +263,17 @@ def test_the_noise_floor_is_the_distance_of_the_trainer_from_itself() -> None:
         key = ExampleKey("train", 0, 0, number)
         return Example(np.array([1, *tokens], np.int32), np.array([False, *[True] * len(tokens)]), key=key)
 
-    trainer: Any = Trainer(Jittery(), None, None, None, 6)  # type: ignore[arg-type]
-    found = noise_floor(trainer, [example(0, 5, 7), example(1, 6), example(2, 5, 5, 5)])
+    jittery: Any = Jittery()
+    trainer = Trainer(jittery, jittery, jittery, Processes(), 6, None, "a machine")
+    found = measure_noise(trainer, PpoClip(), [example(0, 5, 7), example(1, 6), example(2, 5, 5, 5)])
     k3 = (math.expm1(-0.1) + 0.1 + math.expm1(0.2) - 0.2) / 3
     # Both exp(0.1) and exp(-0.2) are outside [0.9, 1.1].
     wanted = {"noise_floor/k3": k3, "noise_floor/max": 0.2, "noise_floor/outside": 2 / 3}
-    assert found == pytest.approx(wanted, rel=1e-5)
-    assert noise_floor(trainer, [example(0, 5, 7)]) == {}  # alone there is nothing to compare with
+    assert found.metrics == pytest.approx(wanted, rel=1e-5)
+    assert found.noise is not None and jittery.weight == 0
+    assert (found.noise.logprob, found.noise.gradient) == (pytest.approx(0.2), 0.25)
+    # Alone there is nothing to compare with.
+    assert measure_noise(trainer, PpoClip(), [example(0, 5, 7)]) == NOTHING
 
 
 def test_seconds_of_the_stages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import rollbook
+from helpers.equal_runs import differences
 from helpers.metric_docs import documented_keys
 from helpers.rl_runs import config_of, settings_of, write_setup
 from helpers.source_document import run_in, snippet
@@ -376,3 +377,18 @@ def test_the_files_of_an_iteration_may_be_in_a_directory_of_its_own(setup: Path,
     assert len(list(reader.rollouts(split="train"))) == 3 * GROUPS * SIZE
     with pytest.raises(UsageError, match="settings changed since it was started: layout: nested -> flat"):
         train(settings_of(setup, tmp_path / "run", iterations=4), resume=True, log=lambda _: None)
+
+
+def test_a_finished_run_is_resumed_to_the_same_files_and_not_to_fewer_iterations(
+    setup: Path, tmp_path: Path
+) -> None:
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    train(settings_of(setup, run, iterations=4), log=lambda _: None)
+    shutil.copytree(run, copy)
+    train(settings_of(setup, run, iterations=4), resume=True, log=lambda _: None)
+    assert differences(run, copy) == []
+    with pytest.raises(UsageError, match="has done 4 iterations; iterations: 3 would take some back"):
+        train(settings_of(setup, run, iterations=3), resume=True, log=lambda _: None)
+    assert differences(run, copy) == []
+    train(settings_of(setup, run, iterations=3), resume="000002", log=lambda _: None)
+    assert [record.iteration for record in train_records(run)] == [0, 1, 2]

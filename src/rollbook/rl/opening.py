@@ -121,6 +121,11 @@ def settle(settings: RlSettings, resume: bool | str) -> Start:
             raise UsageError(f"{files.checkpoints}: no complete checkpoint {resume!r}")
     newest = newest_complete(stored, files.root)
     record = newest.record if newest else None
+    if record is not None and record.batch is not None and settings.iterations < record.batch:
+        raise UsageError(
+            f"{settings.log_path} has done {record.batch} iterations; iterations: {settings.iterations} "
+            f"would take some back. Set iterations to {record.batch} or more, or choose another log_path"
+        )
     checkpoint = files.root / str(record.state_path) if record else None
     return Start(_as_decided(settings, before), resume, record, checkpoint)
 

@@ -56,6 +56,7 @@ def rewards(*means):
 
 MISMATCH = "sampler and trainer disagree"
 FAR = "tokens with very different probabilities"
+ERRORS = "many rollouts fail"
 FAILS = "almost every group fails as a whole"
 CUT = "many replies are cut off"
 COPIES = "rollouts are copies of each other"
@@ -74,6 +75,8 @@ CASES = [
     (MISMATCH, 1, [{"noise_floor/k3": 0.2, K3: 0.2}, {K3: 0.31}],
      [{"noise_floor/k3": 0.2, K3: 0.2}, {K3: 0.29}]),
     (FAR, 1, [{}, {"logprob_diff_over_5": 0.0011}], [{}, {"logprob_diff_over_5": 0.001}]),
+    (ERRORS, 1, [{}, {"env/all/rollouts/failed": 5, "env/all/rollouts/expected": 16}],
+     [{}, {"env/all/rollouts/failed": 4, "env/all/rollouts/expected": 16}]),
     (FAILS, 1, [{}, {BAD: 0.91}], [{}, {BAD: 0.9, "env/all/by_group/frac_all_good": 0.1}]),
     (CUT, 1, [{}, {"truncated/share": 0.26}], [{}, {"truncated/share": 0.25}]),
     (CUT, 10, [{"truncated/share": 0.02}] * 10 + [{"truncated/share": 0.07}],

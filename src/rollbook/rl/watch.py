@@ -15,6 +15,7 @@ Metrics = Mapping[str, float]
 
 K3_LIMIT, K3_LIMIT_ONCE, K3_ITERATIONS = 0.01, 0.1, 3
 FAR_TOKENS_LIMIT = 0.001  # share of tokens whose logprobs differ by more than 5
+FAILED_LIMIT = 0.25
 ALL_BAD_LIMIT = 0.9
 TRUNCATED_LIMIT = 0.25
 ENTROPY_LIMIT, ENTROPY_PART = 0.02, 0.1
@@ -96,6 +97,13 @@ class Watch:
             )
 
     def _sampling(self, now: Metrics) -> Iterator[Finding]:
+        failed, expected = (now.get(f"env/all/rollouts/{key}", 0.0) for key in ("failed", "expected"))
+        if failed > FAILED_LIMIT * expected:
+            yield Finding(
+                "many rollouts fail",
+                f"{failed:.0f} of {expected:.0f} rollouts have no reward, because an error or a time-out "
+                "ended them; the `error` of each is in the rollout summaries",
+            )
         if (bad := now.get("env/all/by_group/frac_all_bad", 0.0)) > ALL_BAD_LIMIT:
             yield Finding(
                 "almost every group fails as a whole",

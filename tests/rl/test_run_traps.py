@@ -29,6 +29,7 @@ from rollbook.runs.rollout_files import RolloutFiles
 from rollbook.samplers.engine import Engine
 from rollbook.samplers.thread import SamplerError
 from rollbook.tiny import write_tiny_model
+from tiny_model import LLAMA
 
 
 @pytest.fixture(scope="module")
@@ -357,6 +358,18 @@ def test_an_evaluation_may_reply_at_greater_length_than_training(setup: Path, tm
     run = rollbook.open_run(tmp_path / "run")
     turns = [turn for told in run.transcripts(0, "eval/test") for turn in told.to_turns()]
     assert max(len(turn.token_ids or ()) for turn in turns) == 100
+
+
+def test_a_vocabulary_padded_beyond_the_tokenizer_is_no_reason_for_an_alert(
+    setup: Path, tmp_path: Path
+) -> None:
+    """Random weights spread over all of it: an entropy above the logarithm of the tokenizer's size."""
+    config = {**LLAMA, "vocab_size": 200, "hidden_size": 32, "num_attention_heads": 2}
+    model = {"path": None, "config": config, "tokenizer": str(setup / "model")}
+    train(settings_of(setup, tmp_path / "run", model=model, iterations=1), log=quiet)
+    assert metrics(tmp_path / "run")[0]["entropy"] > 5.2
+    texts = [alert.text for alert in rollbook.open_run(tmp_path / "run").alerts()]
+    assert not any("entropy" in text for text in texts)
 
 
 def test_an_alert_stops_a_run_that_says_so(setup: Path, tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ def open_job(
                 [len(pool) for pool in pools],
                 settings.groups_drawn,
             ),
-            watch=Watch(len(trainer.model.tokenizer)),
+            watch=Watch(trainer.model.vocabulary),
             console=Console(log, total=settings.iterations, samples_every=settings.samples_every),
             stalls=run.append_log("stalls.jsonl"),
             export=opened.enter_context(open_first_export(settings, run, trainer)),

@@ -114,6 +114,12 @@ class Model:
         )
 
     @property
+    def vocabulary(self) -> int:
+        """How many tokens it gives a probability to, which can be more than the tokenizer has."""
+        size: int = self.base.get_output_embeddings().weight.shape[0]
+        return size
+
+    @property
     def head_dtype(self) -> torch.dtype:
         dtype: torch.dtype = self.base.get_output_embeddings().weight.dtype
         return dtype

@@ -134,7 +134,8 @@ TRAPS: dict[int, Trap] = {
     25: Trap("what was cut or timed out is a reward of zero, or gone", {
         RUN: ["test_t25_what_was_cut_off_has_its_reward_and_is_trained_as_the_settings_say"],
         TRAPS: ["test_t25_and_t34_rollouts_that_hang_are_named_and_then_failures"],
-        GROUPS: ["test_a_masked_truncated_rollout_counts_in_the_baseline_and_a_dropped_one_does_not"],
+        GROUPS: ["test_a_masked_truncated_rollout_counts_in_the_baseline_and_a_dropped_one_does_not",
+                 "test_an_episode_that_grew_too_long_between_two_replies_is_truncated_too"],
     }),
     26: Trap("one seed for all samples of a group", {
         ENGINE: ["test_samples_of_a_group_differ"],

@@ -79,6 +79,15 @@ def test_a_masked_truncated_rollout_counts_in_the_baseline_and_a_dropped_one_doe
     assert all(fate.fate is Fate.TRAINED for fate in choose([group], truncated="train").fates)
 
 
+def test_an_episode_that_grew_too_long_between_two_replies_is_truncated_too():
+    """Its replies all ended by themselves; there was no room for another one."""
+    grown = Episode(prompt=[], turns=[turn([5, 6], 1.0)], stop_reason="length")
+    masked = choose([[grown, episode(0)]], truncated="mask")
+    assert [fate.fate for fate in masked.fates] == [Fate.TRUNCATED, Fate.TRAINED]
+    over = Episode(prompt=[], turns=[turn([5, 6], 1.0)], stop_reason="max_turns")
+    assert choose([[over, episode(0)]], truncated="mask").fates[0].fate is Fate.TRAINED
+
+
 def test_only_sampled_tokens_are_trained_with_the_values_they_were_sampled_with():
     turns = [turn([5, 6], 0.25), turn([9], 0.75, prompt=[7, 8])]
     selection = choose([[Episode(prompt=[], turns=turns), episode(0)]])

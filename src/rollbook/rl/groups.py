@@ -94,7 +94,7 @@ def _judge(group: Group, advantage: Name, truncated: str, *, is_full: bool) -> l
 
 def is_truncated(episode: Episode) -> bool:
     """Whether a token limit ended a reply or the episode."""
-    return any(turn.finish_reason == "length" for turn in episode.turns)
+    return episode.stop_reason == "length" or any(turn.finish_reason == "length" for turn in episode.turns)
 
 
 def examples_of(episode: Episode, advantage: float, key: ExampleKey) -> list[Example]:

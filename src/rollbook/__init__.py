@@ -1,8 +1,8 @@
 """Rollbook records the post-training loop of a language model, from the run down to each token.
 
-Writing: `Run`, `Trajectory`, `Step`, `logtree`. Reading: `open_run`. Jobs: `collect`, `sft`, `rl`; `replay`
-takes a recorded step again. Names load on first use, so importing the package costs nothing and reading a run
-never imports torch.
+Writing: `Run`, `Trajectory`, `Step`, `logtree`. Reading: `open_run`, `audit`. Jobs: `collect`, `sft`, `rl`;
+`replay` takes a recorded step again. Names load on first use, so importing the package costs nothing and reading
+a run never imports torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rollbook.version import __version__
 
 if TYPE_CHECKING:
-    from rollbook import collect, rl, sft
+    from rollbook import audit, collect, rl, sft
     from rollbook.errors import RollbookError
     from rollbook.records import logtree
     from rollbook.records.rollouts import Step, Trajectory
@@ -28,6 +28,7 @@ __all__ = [
     "Step",
     "Trajectory",
     "__version__",
+    "audit",
     "collect",
     "logtree",
     "open_run",
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "audit": "rollbook.audit",
     "collect": "rollbook.collect",
     "logtree": "rollbook.records.logtree",
     "rl": "rollbook.rl",

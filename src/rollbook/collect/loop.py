@@ -52,15 +52,15 @@ def run_to_the_end(runner: asyncio.Runner, work: Coroutine[Any, Any, T]) -> T:
 
 
 @contextmanager
-def seldom_collecting_garbage() -> Iterator[None]:
-    """Search for reference cycles every 20,000 new objects instead of every 700.
+def seldom_collecting_garbage(allocations: int = _ALLOCATIONS_BETWEEN_SEARCHES) -> Iterator[None]:
+    """Search for reference cycles every so many new objects instead of every 700.
 
     What is in flight is a few thousand objects that live for one request: searched as often as Python does
     by itself, they are found alive again and again, a sixth of the processor time of a rollout.
     """
     before = gc.get_threshold()
-    if 0 < before[0] < _ALLOCATIONS_BETWEEN_SEARCHES:  # 0: somebody switched it off
-        gc.set_threshold(_ALLOCATIONS_BETWEEN_SEARCHES, *before[1:])
+    if 0 < before[0] < allocations:  # 0: somebody switched it off
+        gc.set_threshold(allocations, *before[1:])
     try:
         yield
     finally:

@@ -45,6 +45,14 @@ def lock_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.lock")
 
 
+def noted_holder(path: Path) -> LockHolder | None:
+    """Who last took the lock of a file and did not release it; if it was killed, it holds nothing."""
+    try:
+        return msgspec.json.decode(lock_path(Path(os.path.realpath(path))).read_bytes(), type=LockHolder)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
 class FileLock:
     """An exclusive lock on `path`; taken on construction, dropped by `release` or by death."""
 

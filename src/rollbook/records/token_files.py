@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rollbook.errors import BadFileError, UsageError
-from rollbook.records.jsonl import read_lines
+from rollbook.records.jsonl import Line, read_lines
 from rollbook.records.layout import TRAIN
 from rollbook.records.record import Record, decode_record
 from rollbook.records.token_settings import TokenExportSettings
@@ -133,19 +133,22 @@ def read_manifest(path: Path) -> Iterator[ExportedStep]:
     if not path.exists():
         return
     for line in read_lines(path):
-        step = decode_record(path, line, ExportedStep)
-        if step.schema_version > SCHEMA_VERSION:
-            raise BadFileError(
-                path,
-                f"line {line.number} has schema_version {step.schema_version}, and this Rollbook knows "
-                f"{SCHEMA_VERSION}; read it with a newer one",
-            )
-        for part in step.ranks:
-            if part.file is not None and part.file != Path(part.file).name:
-                raise BadFileError(
-                    path, f"line {line.number} names {part.file!r}, which is no file beside it"
-                )
-        yield step
+        yield decode_step(path, line)
+
+
+def decode_step(path: Path, line: Line) -> ExportedStep:
+    """The line of a manifest, if this version can read it and it names no file elsewhere."""
+    step = decode_record(path, line, ExportedStep)
+    if step.schema_version > SCHEMA_VERSION:
+        raise BadFileError(
+            path,
+            f"line {line.number} has schema_version {step.schema_version}, and this Rollbook knows "
+            f"{SCHEMA_VERSION}; read it with a newer one",
+        )
+    for part in step.ranks:
+        if part.file is not None and part.file != Path(part.file).name:
+            raise BadFileError(path, f"line {line.number} names {part.file!r}, which is no file beside it")
+    return step
 
 
 def refuse_foreign(files: ExportFiles, *, run_id: str) -> None:

@@ -8,12 +8,13 @@ trainer:
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from rollbook.errors import UsageError
+from rollbook.records.identity import derive_seed
 from rollbook.records.token_columns import COLUMNS, EXPORTED
 
 ALWAYS = ("token_ids", "loss_mask")  # without these no other column can be read
@@ -39,6 +40,11 @@ class TokenExportSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unkn
     def exports(self, name: str) -> bool:
         """Whether a column is written."""
         return self.columns is None or name in self.columns or name in ALWAYS
+
+
+def is_chosen(fraction: float, seed: int, places: Sequence[str | int]) -> bool:
+    """Whether an export of a fraction of the sequences has the one at these places."""
+    return fraction >= 1 or derive_seed("token_export", seed, *places) < fraction * 2**63
 
 
 class ExperimentalSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):

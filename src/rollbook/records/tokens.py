@@ -220,24 +220,28 @@ def wanted_columns(columns: Collection[str] | None) -> frozenset[str]:
 
 
 def _read_jsonl(path: Path, start: int, end: int | None, wanted: frozenset[str]) -> Iterator[TokenSequence]:
-    names = [name for name in ALL_COLUMNS if name in wanted]
     for line in read_lines(path, start=start, end=end):
-        record = _decoded(path, line, _line_type(wanted))
-        check_version(record.schema_version, path, line.number)
-        is_foreign = record.iteration is None
-        arrays = {name: getattr(record, name) for name in names}
-        try:
-            columns = {
-                name: None if _says_nothing(values, is_foreign) else array_of(name, values)
-                for name, values in arrays.items()
-                if not isinstance(values, UnsetType)
-            }
-            given = getattr(record, "text_offsets", None)
-            offsets = None if given is None else np.array(given, np.int32)
-            _restore(columns, record.nonfinite)
-        except (OverflowError, IndexError, KeyError, TypeError) as error:
-            raise BadLineError(path, line.number, f"not a token record: {error}") from None
-        yield made(record, columns, offsets, path, line.number, wanted)
+        yield decode_sequence(path, line, wanted)
+
+
+def decode_sequence(path: Path, line: Line, wanted: frozenset[str]) -> TokenSequence:
+    """The sequence on a line of JSON, ours or prime-rl's; `wanted` is of `wanted_columns`."""
+    record = _decoded(path, line, _line_type(wanted))
+    check_version(record.schema_version, path, line.number)
+    is_foreign = record.iteration is None
+    arrays = {name: getattr(record, name) for name in ALL_COLUMNS if name in wanted}
+    try:
+        columns = {
+            name: None if _says_nothing(values, is_foreign) else array_of(name, values)
+            for name, values in arrays.items()
+            if not isinstance(values, UnsetType)
+        }
+        given = getattr(record, "text_offsets", None)
+        offsets = None if given is None else np.array(given, np.int32)
+        _restore(columns, record.nonfinite)
+    except (OverflowError, IndexError, KeyError, TypeError) as error:
+        raise BadLineError(path, line.number, f"not a token record: {error}") from None
+    return made(record, columns, offsets, path, line.number, wanted)
 
 
 @cache

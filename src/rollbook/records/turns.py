@@ -50,7 +50,20 @@ class Turn(msgspec.Struct, kw_only=True):
         return self.messages[0]
 
 
-def lengths_of(turns: Sequence[Turn]) -> list[tuple[int | None, int | None]]:
+class Counts(Protocol):
+    """What a turn says about the number of its tokens."""
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int] | None: ...
+    @property
+    def token_ids(self) -> Sequence[int] | None: ...
+    @property
+    def new_row(self) -> str | None: ...
+    @property
+    def usage(self) -> Usage | None: ...
+
+
+def lengths_of(turns: Sequence[Counts]) -> list[tuple[int | None, int | None]]:
     """For each turn, how many tokens the policy saw and how many it sampled; None where nobody knows."""
     lengths: list[tuple[int | None, int | None]] = []
     before: int | None = 0  # tokens of the row so far

@@ -21,10 +21,13 @@ _SAME = 1e-6
 
 def is_constant(rewards_G: Rewards) -> bool:
     """Whether a group has fewer than two rollouts or only one reward."""
-    if len(rewards_G) < 2:
-        return True
-    largest = max(1.0, float(np.abs(rewards_G).max()))
-    return bool(rewards_G.max() - rewards_G.min() <= _SAME * largest)
+    return len(rewards_G) < 2 or bool(are_equal(rewards_G.min(), rewards_G.max()))
+
+
+def are_equal(lowest: Any, highest: Any) -> Any:
+    """Whether rewards between these two count as equal: of one group, or of many as arrays."""
+    largest = np.maximum(1.0, np.maximum(np.abs(lowest), np.abs(highest)))
+    return highest - lowest <= _SAME * largest
 
 
 def mean(rewards_G: Rewards) -> Rewards:

@@ -7,6 +7,7 @@ each pass through them, and none comes twice before all came once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,16 @@ import numpy as np
 from rollbook.records.identity import derive_seed
 
 Counts = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def groups_drawn(groups_per_batch: int, oversample: float) -> int:
+    """How many groups an iteration samples, so that enough of them are not constant."""
+    return math.ceil(groups_per_batch * oversample)
+
+
+def is_evaluated(every: int, i: int, iterations: int) -> bool:
+    """Whether an evaluation is due before iteration i; `iterations` stands for the end of the run."""
+    return i in (0, iterations) or (every > 0 and i % every == 0)
 
 
 class Draw(NamedTuple):

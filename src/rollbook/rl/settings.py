@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from rollbook.envs.registry import ENVIRONMENTS
 from rollbook.errors import UsageError
 from rollbook.records.token_settings import TrainerSettings, with_token_export
 from rollbook.rl import advantages
+from rollbook.rl.schedule import groups_drawn
 from rollbook.rollouts.retry import RetrySettings
 from rollbook.runs.settings import merge, parse_words, read_yaml, refuse_unknown, typed
 from rollbook.train.losses import AnyLoss, ImportanceSampling, Loss
@@ -127,7 +127,7 @@ class RlSettings(msgspec.Struct, kw_only=True, frozen=True):
     @property
     def groups_drawn(self) -> int:
         """How many groups an iteration samples, so that enough of them are not constant."""
-        return math.ceil(self.groups_per_batch * self.oversample)
+        return groups_drawn(self.groups_per_batch, self.oversample)
 
 
 def load_settings(

@@ -22,7 +22,7 @@ from rollbook.rl.noise import NOISE_FLOOR_EVERY, NOTHING, measure_noise
 from rollbook.rl.opening import Job, Log, open_export_of, open_job, open_trainer, settle
 from rollbook.rl.player import GroupPlan, Played, Waiting
 from rollbook.rl.saving import save
-from rollbook.rl.schedule import Schedule
+from rollbook.rl.schedule import Schedule, is_evaluated
 from rollbook.rl.settings import EvalSettings, RlSettings
 from rollbook.rl.steps import (
     assemble,
@@ -112,11 +112,11 @@ def notes_of(plans: Sequence[GroupPlan]) -> dict[int, Noted]:
     return {plan.group_idx: Noted(plan.task.id, plan.tags[0]) for plan in plans}
 
 
-def run_evals(job: Job, i: int, clock: metrics.Clock, *, is_last: bool = False) -> dict[str, float]:
+def run_evals(job: Job, i: int, clock: metrics.Clock) -> dict[str, float]:
     """The evaluations that are due before iteration i, or after the last one. They change nothing."""
     values: dict[str, float] = {}
     for evaluation in job.settings.evals:
-        if not (i == 0 or is_last or (evaluation.every and i % evaluation.every == 0)):
+        if not is_evaluated(evaluation.every, i, job.settings.iterations):
             continue
         split = f"eval/{evaluation.name}"
         policy = job.policy.with_sampling(training=False, temperature=evaluation.temperature)
@@ -232,7 +232,7 @@ def run_iterations(job: Job) -> RlResult:
                 f"stopped after iteration {i} ({job.stop.reason}), checkpoint saved; --resume continues"
             )
     clock = metrics.Clock()
-    values = run_evals(job, settings.iterations, clock, is_last=True)
+    values = run_evals(job, settings.iterations, clock)
     if values:
         run.log_metrics(values | clock.metrics() | job.late_times, step=settings.iterations)
     processes.scatter([None] * processes.count)

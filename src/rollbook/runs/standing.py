@@ -20,8 +20,11 @@ import orjson
 from rollbook.errors import BadLineError
 from rollbook.records.checkpoints import is_complete, read_checkpoints
 from rollbook.records.jsonl import Line
+from rollbook.records.layout import RunFiles
+from rollbook.records.locks import LockHolder, noted_holder
 from rollbook.records.metrics import normalize, step_of
 from rollbook.records.record import decode_json, decode_line
+from rollbook.records.run_info import RunInfo
 from rollbook.runs.saved_models import saved_models
 
 _TAIL_BYTES = 128 << 10
@@ -165,6 +168,23 @@ def why_collector_is_gone(progress: dict[str, Any]) -> str | None:
     if is_silent and began is not None and born is not None and born > began + _CLOCK_SLACK_S:
         return f"its process is gone; pid {pid} is another one now"
     return why_gone(ProcessIdentity(pid))
+
+
+def writer_of(files: RunFiles, info: RunInfo) -> LockHolder | None:
+    """The process that writes a run; None where it has ended, or its process is gone.
+
+    Of a process on another host nothing is known but that it has not said how it ended.
+    """
+    from rollbook.runs.jobs.processes import ProcessIdentity, host_name, started_at, why_gone
+
+    holder = noted_holder(files.run)
+    if holder is None or (info.attempts and info.attempts[-1].ended_at is not None):
+        return None
+    if holder.host != host_name():
+        return holder
+    since, born = _unix_time(holder.since), started_at(holder.pid)
+    is_another = since is not None and born is not None and born > since + _CLOCK_SLACK_S
+    return None if is_another or why_gone(ProcessIdentity(holder.pid)) else holder
 
 
 def disbelieve(standing: Standing) -> None:

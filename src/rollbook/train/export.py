@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from rollbook.errors import RollbookError, WriteError
-from rollbook.records.identity import derive_seed
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.token_columns import COLUMNS
 from rollbook.records.token_files import (
@@ -34,7 +33,7 @@ from rollbook.records.token_files import (
     export_files,
     refuse_foreign,
 )
-from rollbook.records.token_settings import TokenExportSettings
+from rollbook.records.token_settings import TokenExportSettings, is_chosen
 from rollbook.records.token_writers import TokenWriter, open_token_writer
 from rollbook.train.batch import Batch
 from rollbook.train.engine import Seen, nothing
@@ -150,13 +149,11 @@ class TokenExport(NoTokenExport):
         return JsonlWriter(self._files.manifest, check=False)
 
     def _is_chosen(self, batch: Batch, place: int, iteration: int) -> bool:
-        if self._settings.fraction >= 1:
-            return True
         key = batch.keys[place]
         places: tuple[str | int, ...] = (iteration, self._micro_step, place, self._processes.rank)
         if key is not None:
             places = (key.split, key.iteration, key.group, key.trajectory, key.part)
-        return derive_seed("token_export", self._seed, *places) < self._settings.fraction * 2**63
+        return is_chosen(self._settings.fraction, self._seed, places)
 
     def _append(
         self, iteration: int, batch: int, loss: Loss, gathered: Sequence[tuple[RankPart, int, int]]

@@ -1,0 +1,114 @@
+"""What a run of `rollbook rl` was to do, by its config.json: how many prompts, rollouts, passes and
+evaluations. A loop of the user's own has no such plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rollbook.audit.places import Ints
+from rollbook.audit.tables import keys_of
+from rollbook.records.checkpoints import read_checkpoints
+from rollbook.records.layout import TRAIN, RunFiles, eval_split
+from rollbook.records.run_info import RunInfo
+from rollbook.records.token_settings import is_chosen
+from rollbook.rl.schedule import Schedule, groups_drawn, is_evaluated
+
+
+class _Environment(msgspec.Struct):
+    label: str
+    weight: float
+
+
+class _Eval(msgspec.Struct):
+    name: str
+    every: int
+
+
+class Export(msgspec.Struct):
+    every: int = 1
+    fraction: float = 1.0
+
+
+class RlPlan(msgspec.Struct):
+    """The settings that say what there is to account for."""
+
+    seed: int
+    environments: list[_Environment]
+    groups_per_batch: int
+    group_size: int
+    oversample: float
+    iterations: int
+    epochs: int
+    evals: list[_Eval]
+    save_total_limit: int | None
+    trainer: dict[str, Any]
+    since: int = 0  # the first iteration that these settings are known to hold for
+    _schedule: Any = None
+
+    @property
+    def groups(self) -> int:
+        return groups_drawn(self.groups_per_batch, self.oversample)
+
+    @property
+    def keys(self) -> Ints:
+        """Of all rollouts of an iteration."""
+        groups = np.repeat(np.arange(self.groups), self.group_size)
+        return keys_of(groups, np.tile(np.arange(self.group_size), self.groups))
+
+    @property
+    def export(self) -> Export | None:
+        """The settings of the token export; None where it is off."""
+        found = (self.trainer.get("experimental") or {}).get("token_export")
+        return msgspec.convert(found, Export) if isinstance(found, dict) else None
+
+    def exports(self, i: int) -> bool:
+        return self.export is not None and i >= self.since and i % self.export.every == 0
+
+    def is_exported(self, i: int, group: int, trajectory: int, part: int) -> bool:
+        """Whether the export has this row, of an iteration that is exported."""
+        assert self.export is not None
+        return is_chosen(self.export.fraction, self.seed, (TRAIN, i, group, trajectory, part))
+
+    def splits_before(self, i: int) -> list[str]:
+        """The evaluations that are due before an iteration, or at the end."""
+        if i < self.since:
+            return []
+        due = [evaluation for evaluation in self.evals if is_evaluated(evaluation.every, i, self.iterations)]
+        return [eval_split(evaluation.name) for evaluation in due]
+
+    def labels(self, i: int) -> list[str] | None:
+        """The environment of each group, where there are several; how many tasks they have plays no part."""
+        if len(self.environments) < 2:
+            return None
+        if self._schedule is None:
+            weights = [environment.weight for environment in self.environments]
+            self._schedule = Schedule(self.seed, weights, [1] * len(weights), self.groups)
+        return [self.environments[draw.environment].label for draw in self._schedule.draws(i)]
+
+
+def read_plan(config: Mapping[str, Any], files: RunFiles, info: RunInfo) -> RlPlan | None:
+    try:
+        plan = msgspec.convert(config, RlPlan)
+    except msgspec.ValidationError:
+        return None
+    plan.since = _first_of_config(files, info)
+    return plan
+
+
+def _first_of_config(files: RunFiles, info: RunInfo) -> int:
+    """The first iteration with the present config.json: a resume keeps one that differs beside the others."""
+    changed = [
+        int(old.parent.name.removeprefix("attempt_"))
+        for old in files.superseded.glob("attempt_[0-9]*/config.json*")
+    ]
+    if not changed:
+        return 0
+    batches = {stored.record.name: stored.record.batch or 0 for stored in read_checkpoints(files.checkpoints)}
+    later = [attempt.resumed_from for attempt in info.attempts if attempt.attempt > max(changed)]
+    # A checkpoint that is no longer recorded was left behind by a resume from an older one, which counts.
+    begun = [0 if name is None else batches[name] for name in later if name is None or name in batches]
+    return min(begun, default=0)

@@ -1,0 +1,36 @@
+"""What a collection was to do: the rows of its input, and how often each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rollbook.audit.places import Ints
+from rollbook.collect.manifest import Manifest
+from rollbook.collect.plan import Plan
+
+
+class Planned:
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        """Raises a UsageError if a row of it could not have been collected."""
+        self._plan = Plan(path, limit=manifest.rows or None, repeats=manifest.repeats)
+        self.rows, self.repeats, self.size = self._plan.rows, manifest.repeats, self._plan.size
+        self.is_same = self._plan.begins_with(manifest.input_bytes, manifest.input_sha256)
+
+    def rows_of(self, tasks: Sequence[str]) -> Ints:
+        """The row of each task; -1 where the input has none of that id."""
+        return self._plan.find(np.array([hash(task) for task in tasks], np.int64))
+
+    def task(self, row: int) -> str:
+        return self._plan.id_of(row)
+
+
+def find_input(output: Path, manifest: Manifest) -> Path | None:
+    """The file that was collected from: a relative path is that of the directory where it was typed."""
+    if not manifest.input:
+        return None
+    named = Path(manifest.input)
+    places = (named, output.parent / named, output.parent / named.name)
+    return next((place for place in places if place.is_file()), None)

@@ -1,0 +1,242 @@
+"""The rollouts of an iteration as columns: from its summaries, its transcripts, and iterations.jsonl.
+
+What several files say of the same rollouts is then compared column by column, and only where two columns
+differ is a single rollout looked at.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from rollbook.audit.auditor import Auditor
+from rollbook.audit.places import Bools, Floats, Ints
+from rollbook.audit.result import Kind
+from rollbook.audit.scan import Scan
+from rollbook.audit.token_rows import UNKNOWN, RowDigests, TurnColumns, TurnLine, digests_of, parts_of
+from rollbook.records.complete import FileFacts
+
+_Index = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_Length = Annotated[int, msgspec.Meta(ge=0, lt=2**40)]
+_TRAJECTORY_BITS = 31
+
+
+class _Step(msgspec.Struct, gc=False):
+    ob_len: _Length | None = None
+    ac_len: _Length | None = None
+    metrics: dict[str, Any] = {}
+
+
+class _Ids(msgspec.Struct, gc=False):
+    split: str
+    iteration: int
+    group_idx: _Index
+    traj_idx: _Index
+    run_id: str | None = None
+    task_id: str | None = None
+    task_digest: str | None = None
+    status: str = "ok"
+    total_reward: float | None = None
+    stop_reason: str | None = None
+
+
+class SummaryLine(_Ids, gc=False):
+    tags: list[str] = []
+    steps: list[_Step] = []
+    trajectory_metrics: dict[str, Any] = {}
+
+
+class TranscriptLine(_Ids, gc=False):
+    turns: list[TurnLine] | None = None
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Whose lines a file should hold; None where that is not known."""
+
+    run_id: str | None
+    split: str
+    iteration: int
+
+
+class Table:
+    """The columns that summaries and transcripts share, in the order of the file."""
+
+    what = "lines"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines: list[int] = []
+        self._groups: list[int] = []
+        self._trajectories: list[int] = []
+        self._rewards: list[float | None] = []
+        self.statuses: list[str] = []
+        self.stops: list[str | None] = []
+        self.tasks: list[str | None] = []
+        self.digests: list[str | None] = []
+        self.foreign: Counter[Identity] = Counter()
+        self.said: set[tuple[str, int]] = set()  # what the lines say they are of, where that was not asked
+        self.facts = FileFacts(0, "")
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def _own(self, numbers: Any, rows: list[Any], identity: Identity | None) -> tuple[Any, list[Any]]:
+        """The rows that are of this run and iteration; the others are counted."""
+        if identity is None:
+            self.said |= {(row.split, row.iteration) for row in rows}
+            return numbers, rows
+        runs, splits = {row.run_id for row in rows}, {row.split for row in rows}
+        iterations = {row.iteration for row in rows}
+        if runs <= {identity.run_id} and splits <= {identity.split} and iterations <= {identity.iteration}:
+            return numbers, rows
+        kept: tuple[list[int], list[Any]] = [], []
+        for number, row in zip(numbers, rows, strict=True):
+            own = Identity(row.run_id if identity.run_id else None, row.split, row.iteration)
+            if own == identity:
+                kept[0].append(number)
+                kept[1].append(row)
+            else:
+                self.foreign[own] += 1
+        return kept
+
+    def _add_ids(self, numbers: Any, rows: list[Any]) -> None:
+        """By comprehensions, column after column: this runs for every rollout of a run."""
+        self.lines.extend(numbers)
+        self._groups.extend([row.group_idx for row in rows])
+        self._trajectories.extend([row.traj_idx for row in rows])
+        self._rewards.extend([row.total_reward for row in rows])
+        self.statuses.extend([row.status for row in rows])
+        self.stops.extend([row.stop_reason for row in rows])
+        self.tasks.extend([row.task_id for row in rows])
+        self.digests.extend([row.task_digest for row in rows])
+
+    def _freeze(self, turns: Ints, seen: Ints, sampled: Ints) -> None:
+        """Make arrays of the columns that are numbers. `seen` and `sampled` are of every turn, or UNKNOWN."""
+        self.groups = np.array(self._groups, np.int64)
+        self.keys = keys_of(self.groups, self._trajectories)
+        self.rewards: Floats = np.array(self._rewards, np.float64)  # None becomes NaN
+        self.ok: Bools = np.array([status == "ok" for status in self.statuses], np.bool_)
+        self.turns, self.seen, self.sampled = turns, seen, sampled
+        self.seen_tokens = _per_rollout(seen, turns)
+        self.tokens = _per_rollout(sampled, turns)  # NaN: nobody counted
+
+
+class Summaries(Table):
+    what = "summary"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.tags: list[list[str]] = []
+        self.metrics: list[dict[str, Any]] = []  # of each rollout, once
+
+    def read(self, auditor: Auditor, identity: Identity | None, *, is_open: bool = False) -> None:
+        """`identity` is whose lines they must be, if that matters."""
+        turns: list[int] = []
+        seen: list[int | None] = []
+        sampled: list[int | None] = []
+        scan = Scan(auditor, self.path, SummaryLine, is_open=is_open)
+        for numbers, _, rows in scan:
+            numbers, rows = self._own(numbers, rows, identity)
+            self._add_ids(numbers, rows)
+            self.tags.extend([row.tags for row in rows])
+            self.metrics.extend([_metrics_of(row) for row in rows])
+            turns.extend([len(row.steps) for row in rows])
+            seen.extend([step.ob_len for row in rows for step in row.steps])
+            sampled.extend([step.ac_len for row in rows for step in row.steps])
+        self.facts = scan.facts
+        self._freeze(np.array(turns, np.int64), _lengths(seen), _lengths(sampled))
+
+
+class Transcripts(Table):
+    """`parts` are the token rows of a rollout: one, and one more wherever its history was rewritten."""
+
+    what = "transcript"
+
+    def __init__(self, path: Path, *, with_digests: bool = False) -> None:
+        """`with_digests`: also of the tokens of every part, for the comparison with a token export."""
+        super().__init__(path)
+        self._with_digests = with_digests
+        self._columns = TurnColumns()
+        self.digests_of_parts: list[RowDigests] = []
+        self._has_turns: list[bool] = []
+
+    def read(self, auditor: Auditor, identity: Identity | None, *, is_open: bool = False) -> None:
+        scan = Scan(auditor, self.path, TranscriptLine, is_open=is_open)
+        for numbers, _, rows in scan:
+            numbers, rows = self._own(numbers, rows, identity)
+            self._add_ids(numbers, rows)
+            self._columns.add([row.turns or [] for row in rows])
+            self._has_turns.extend([row.turns is not None for row in rows])
+            if self._with_digests:
+                for row in rows:
+                    self.digests_of_parts += digests_of(row.turns or [])
+        self.facts = scan.facts
+        found = parts_of(self._columns)
+        self._freeze(np.array(self._columns.counts, np.int64), found.seen, found.sampled)
+        self.has_turns: Bools = np.array(self._has_turns, np.bool_)  # False: nobody says what they were
+        self.cut_off, self.trained, self.logprobs = found.cut_off, found.trained, found.logprobs
+        self.parts: Ints = found.counts
+        self.first_part: Ints = np.cumsum(self.parts) - self.parts  # of each rollout in the arrays of parts
+        self._check_logprobs(auditor, found.misaligned)
+
+    def _check_logprobs(self, auditor: Auditor, misaligned: Ints) -> None:
+        rollout = np.repeat(np.arange(len(self)), self.turns)
+        for turn in misaligned.tolist():
+            place = int(rollout[turn])
+            counts = self._columns.sampled[turn], self._columns.logprob_counts[turn]
+            auditor.find(
+                Kind.DIFFERS,
+                f"{rollout_name(int(self.keys[place]))}: a turn has {counts[0]} tokens, {counts[1]} logprobs",
+                file=self.path,
+                line=self.lines[place],
+            )
+
+
+def rollout_name(key: int) -> str:
+    return f"rollout {key & (2**_TRAJECTORY_BITS - 1)} of group {key >> _TRAJECTORY_BITS}"
+
+
+def rollout_place(key: int) -> tuple[int, int]:
+    """(group, rollout) of a key."""
+    return key >> _TRAJECTORY_BITS, key & (2**_TRAJECTORY_BITS - 1)
+
+
+def keys_of(groups: Any, trajectories: Any) -> Ints:
+    keys: Ints = (np.asarray(groups, np.int64) << _TRAJECTORY_BITS) | np.asarray(trajectories, np.int64)
+    return keys
+
+
+def groups_of(keys: Ints) -> Ints:
+    groups: Ints = keys >> _TRAJECTORY_BITS
+    return groups
+
+
+def _lengths(values: list[int | None]) -> Ints:
+    return np.array([UNKNOWN if value is None else value for value in values], np.int64)
+
+
+def _per_rollout(values: Ints, turns: Ints) -> Floats:
+    """The sum over the turns of each rollout; NaN where one of them is not known."""
+    ends = np.cumsum(turns)
+    total = np.concatenate([[0], np.cumsum(values)])
+    unknown = np.concatenate([[0], np.cumsum(values == UNKNOWN)])
+    sums: Floats = (total[ends] - total[ends - turns]).astype(np.float64)
+    sums[unknown[ends] > unknown[ends - turns]] = np.nan
+    return sums
+
+
+def _metrics_of(row: SummaryLine) -> dict[str, Any]:
+    """Each metric of a rollout once: its own, or the mean over the steps that have it."""
+    if len(row.steps) == 1 and not row.trajectory_metrics:
+        return row.steps[0].metrics
+    values: dict[str, list[Any]] = {}
+    for step in row.steps:
+        for name, value in step.metrics.items():
+            if isinstance(value, int | float):
+                values.setdefault(name, []).append(value)
+    own = {name: value for name, value in row.trajectory_metrics.items() if isinstance(value, int | float)}
+    return {name: sum(some) / len(some) for name, some in values.items()} | own

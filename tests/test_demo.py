@@ -19,8 +19,10 @@ import rollbook
 from rollbook.cli.demo import read_back
 from rollbook.demo.files import HELD_OUT, DemoFiles
 from rollbook.records.complete import is_complete
+from rollbook.rl.settings import load_settings
 from rollbook.runs.handoff import resolve_checkpoint
 from rollbook.runs.jobs.ledger import Ledger, Status
+from rollbook.train.losses import PpoClip
 
 SCRIPTS = Path(sys.executable).parent
 
@@ -104,7 +106,9 @@ def test_the_table_shows_the_progress_and_what_to_type_next(
     assert "<html" in report.read_text()[:500]
     asked = typed(home, *shlex.split(query))
     assert asked.returncode == 0 and "eval/test" in asked.stdout, asked.stderr
-    assert typed(home, *shlex.split(again), "--dry-run", "groups_per_batch=2").returncode == 0
+    program, command, config, *words = shlex.split(again)
+    assert (program, command) == ("rollbook", "rl")
+    assert load_settings(home / config, words).loss == PpoClip()
 
 
 def test_a_directory_with_something_in_it_is_refused(home: Path, printed: str) -> None:

@@ -233,7 +233,7 @@ def test_the_command_reports_coverage_and_failures(
     assert "21 rows, 6 tasks (1 to 4 rows each, mean 3.5)" in printed
     assert "coverage: expected 24, ok 21, failed 2, missing 3" in printed
     assert "failures: 2 (timeout 2)" in printed
-    assert "left out: " in printed
+    assert "r_failures.jsonl: failures of r" in printed
     assert "\x1b" not in printed
     line = next(line for line in printed.splitlines() if line.startswith("reward "))
     assert line.split()[1:4] == ["20", "1", "0"]

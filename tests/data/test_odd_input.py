@@ -20,11 +20,11 @@ from rollbook.data.job import DataJob
 from rollbook.data.pairs import pairs
 from rollbook.data.profile import profile
 from rollbook.data.rl import rl
-from rollbook.data.rows import read_rows
 from rollbook.data.sft import sft
 from rollbook.data.stats import stats
 from rollbook.errors import BadLineError, UsageError
 from rollbook.query.session import Session
+from rollbook.records.rows import read_rows
 
 
 def row(task: str, repeat: int, reward: Any, **more: Any) -> dict[str, Any]:
@@ -265,7 +265,10 @@ def test_files_that_would_share_a_manifest(tmp_path: Path) -> None:
     write(tmp_path / "x.ndjson", [row("a", 0, 1.0)])  # of another hand: the manifest does not tell of it
     assert planned_by([tmp_path / "x.jsonl"]).tasks == 7
     assert planned_by([tmp_path / "x.ndjson"]).tasks is None
-    assert ask(tmp_path, "select count(*) from rollouts") == [(1,)]
+    assert ask(tmp_path, "select run, count(*) from rollouts group by run order by run") == [
+        ("in", 1),
+        ("x", 1),
+    ]
     (tmp_path / "x.jsonl").unlink()  # what it told of is gone, so the name is free
     assert filter_rows([source], tmp_path / "x.parquet", where="reward > 0").rows_out == 1
 

@@ -11,11 +11,11 @@ import orjson
 import pyarrow.parquet as pq
 import pytest
 
-from rollbook.data.rows import read_rows
 from rollbook.errors import RollbookError
 from rollbook.query.output import Format, write_file
 from rollbook.query.session import Session
 from rollbook.records.row_keys import task_of
+from rollbook.records.rows import read_rows
 
 
 def rows(sql: str, *paths: Path) -> list[tuple[Any, ...]]:

@@ -19,9 +19,9 @@ import xxhash
 from rollbook.data.job import DataJob
 from rollbook.data.output import RowOutput
 from rollbook.data.quick_check import Keys, NotQuick, hashes_of_keys
-from rollbook.data.rows import Advance
 from rollbook.forked import SharedWork
 from rollbook.records.row_blocks import line_blocks, line_parts
+from rollbook.records.rows import Advance
 
 _FEW_BYTES = 16 << 20  # are not worth a process
 _PART_BYTES = 32 << 20

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 
-from rollbook.data.inputs import ENDINGS, manifest_owner, manifest_path
-from rollbook.data.rows import read_rows
 from rollbook.data.shuffle import Words
 from rollbook.errors import UsageError
+from rollbook.records.datasets import ENDINGS, read_manifest
 from rollbook.records.row_keys import TASK_INDEX, content_id, repeat_of, task_of
+from rollbook.records.rows import read_rows
 
 PLANS = "plans"  # in the details of a merged file's manifest: name -> tasks, rollouts
 
@@ -74,7 +73,7 @@ def planned_by(paths: Sequence[Path]) -> Planned:
     plans: list[dict[str, Plan]] = []
     failed, repeats = 0, 1
     for path in paths:
-        manifest = _manifest_of(path)
+        manifest = read_manifest(path)
         plans.append(_plans_of(path, manifest))
         failed += (manifest.get("coverage") or {}).get("failed", 0)
         if isinstance(manifest.get("repeats"), int):
@@ -91,19 +90,6 @@ def _plans_of(path: Path, manifest: Mapping[str, Any]) -> dict[str, Plan]:
     if isinstance(merged, dict):
         return {name: Plan(*plan) for name, plan in merged.items()}
     return {}
-
-
-def _manifest_of(path: Path) -> dict[str, Any]:
-    """What stands beside a file and tells of it, not of `x.jsonl` beside this `x.parquet`."""
-    beside = manifest_path(path)
-    try:
-        owner = manifest_owner(beside)
-        if owner is not None and owner.name != path.name:
-            return {}
-        found = orjson.loads(beside.read_bytes())
-    except FileNotFoundError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 class TaskList:

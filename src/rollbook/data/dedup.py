@@ -22,10 +22,10 @@ from rollbook.data.job import DataJob, DataManifest
 from rollbook.data.near_duplicates import NearDuplicates
 from rollbook.data.output import RowOutput
 from rollbook.data.rollouts import prompt_of, reply_of
-from rollbook.data.rows import Advance, Row
 from rollbook.errors import UsageError
 from rollbook.policies.conversion import text_of
 from rollbook.records.row_keys import row_key, task_of
+from rollbook.records.rows import Advance, Row
 
 PASSES_OVER_INPUT = 2
 REPEATS = "_rb_repeats"  # on a rejected row: the key, or the place, of the row it repeats

@@ -14,8 +14,8 @@ from typing import Any
 
 from rollbook.data.expression import Expression
 from rollbook.data.job import DataJob, DataManifest
-from rollbook.data.rows import Advance
 from rollbook.errors import UsageError
+from rollbook.records.rows import Advance
 
 _PLACES = 5
 _FIELDS_SHOWN = 30

@@ -22,10 +22,10 @@ from rollbook.data.external_sort import ExternalSort
 from rollbook.data.job import DataJob, DataManifest
 from rollbook.data.quick_check import NotQuick, can_be_quick
 from rollbook.data.repeated_keys import Pairs, RepeatedKeys
-from rollbook.data.rows import Advance, Row
 from rollbook.data.scratch import scratch_beside
 from rollbook.errors import BadLineError, UsageError
 from rollbook.records.row_keys import ROLLOUT_INDEX, TASK_INDEX, repeat_of, row_key
+from rollbook.records.rows import Advance, Row
 
 _SHOWN_DUPLICATES = 5
 _LAST = (1 << 64) - 1

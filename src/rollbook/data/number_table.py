@@ -23,9 +23,9 @@ from typing import Any
 import duckdb
 
 from rollbook.data.expression import value_at
-from rollbook.data.numbers import as_number, sql_number
-from rollbook.data.rows import Advance, Row, RowCount, read_rows
+from rollbook.records.numbers import as_number, sql_number
 from rollbook.records.row_keys import KEY, PROMPTS, TASK_INDEX, task_of
+from rollbook.records.rows import Advance, Row, RowCount, read_rows
 
 Field = list[str | int]
 

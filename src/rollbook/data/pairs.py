@@ -30,11 +30,11 @@ from rollbook.data.llamafactory import (
     refuse_unreadable,
 )
 from rollbook.data.rollouts import Exchange, Unusable, exchange_of, reward_of
-from rollbook.data.rows import Advance
 from rollbook.data.scratch import scratch_beside
 from rollbook.data.table import RolloutTable, Spool, pick
 from rollbook.data.verdicts import Verdicts
 from rollbook.records.row_keys import task_of
+from rollbook.records.rows import Advance
 
 PASSES_OVER_INPUT = 2
 Format = Literal["trl", "llamafactory"]

@@ -18,12 +18,12 @@ import orjson
 
 from rollbook.data.coverage import Planned, planned_by
 from rollbook.data.job import DataJob, DataManifest
-from rollbook.data.rows import Advance
 from rollbook.data.scratch import scratch_beside
 from rollbook.data.table import RolloutTable, pick
 from rollbook.data.task_fields import TaskFields
 from rollbook.errors import UsageError
 from rollbook.records.row_keys import TASK_INDEX
+from rollbook.records.rows import Advance
 
 PASSES_OVER_INPUT = 2
 _QUESTION = """

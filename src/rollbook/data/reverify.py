@@ -20,7 +20,6 @@ import orjson
 
 from rollbook.data.job import DataJob, DataManifest
 from rollbook.data.rollouts import reward_of, stored_reply
-from rollbook.data.rows import Advance, Row, read_rows
 from rollbook.data.scratch import scratch_beside
 from rollbook.data.task_fields import TaskFields
 from rollbook.envs.agents import EnvironmentAgent
@@ -28,6 +27,7 @@ from rollbook.envs.source import EnvironmentSource
 from rollbook.errors import RollbookError, UsageError
 from rollbook.policies.conversion import text_of, to_chat
 from rollbook.records.row_keys import KEY, STEPS, repeat_of, task_of
+from rollbook.records.rows import Advance, Row, read_rows
 from rollbook.rollouts.types import Completion, Episode, FailureKind, Message, Request, RolloutFailure, Task
 
 OLD_REWARD, OLD_METRICS, _ERROR = "reward_before", "metrics_before", "reverify_error"

@@ -16,12 +16,12 @@ import orjson
 from rollbook.data.coverage import TaskList
 from rollbook.data.job import DataJob, DataManifest
 from rollbook.data.profile import Band, TaskProfile, task_profiles
-from rollbook.data.rows import Advance, read_rows
 from rollbook.data.scratch import scratch_beside
 from rollbook.data.table import RolloutTable, pick
 from rollbook.data.task_fields import TaskFields
 from rollbook.errors import UsageError
 from rollbook.records.row_keys import KEY, key_of
+from rollbook.records.rows import Advance, read_rows
 
 PASSES_OVER_INPUT = 2
 

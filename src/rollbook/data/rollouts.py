@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rollbook.data.numbers import as_number
 from rollbook.policies.chat_template import with_objects
 from rollbook.policies.conversion import chat_tools, one_reply, to_chat
+from rollbook.records.numbers import as_number
 from rollbook.rollouts.types import Message
 
 Value = dict[str, Any]

@@ -14,11 +14,11 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from rollbook.data.rows import COMPRESSED, Advance, Row, RowCount, read_rows
 from rollbook.data.shuffle import Words
 from rollbook.errors import BadLineError
 from rollbook.records.jsonl import read_lines
 from rollbook.records.row_blocks import line_blocks, odd_lines
+from rollbook.records.rows import COMPRESSED, Advance, Row, RowCount, read_rows
 
 _BLOCK = 1 << 20
 _READ_AHEAD = 1 << 14

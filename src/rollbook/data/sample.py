@@ -16,11 +16,11 @@ import numpy as np
 from rollbook.data.external_sort import ExternalSort
 from rollbook.data.job import DataJob, DataManifest
 from rollbook.data.row_index import RowIndex
-from rollbook.data.rows import Advance
 from rollbook.data.scratch import scratch_beside
 from rollbook.data.shuffle import BLOCK, Words, chosen_blocks, numbers_of, stream
 from rollbook.errors import UsageError
 from rollbook.records.row_keys import task_of
+from rollbook.records.rows import Advance
 
 
 def sample(

@@ -25,11 +25,11 @@ from rollbook.data.llamafactory import (
     refuse_unreadable,
 )
 from rollbook.data.rollouts import Unusable, exchange_of, reward_of
-from rollbook.data.rows import Advance, Row
 from rollbook.data.scratch import scratch_beside
 from rollbook.data.table import RolloutTable, pick
 from rollbook.data.verdicts import Verdicts
 from rollbook.records.row_keys import KEY, task_of
+from rollbook.records.rows import Advance, Row
 
 PASSES_OVER_INPUT = 2
 Format = Literal["messages", "llamafactory"]

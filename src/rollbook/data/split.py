@@ -19,11 +19,11 @@ import numpy as np
 import orjson
 
 from rollbook.data.expression import field_path, value_at
-from rollbook.data.inputs import ENDINGS
 from rollbook.data.job import DataJob, DataManifest
-from rollbook.data.rows import Advance, Row
 from rollbook.errors import UsageError
+from rollbook.records.datasets import ENDINGS
 from rollbook.records.row_keys import task_of
+from rollbook.records.rows import Advance, Row
 
 PASSES_OVER_INPUT = 2
 

@@ -19,12 +19,13 @@ import orjson
 
 from rollbook.data.coverage import planned_by
 from rollbook.data.expression import field_path
-from rollbook.data.inputs import find_inputs, manifest_path
 from rollbook.data.number_table import Field, NumberTable
-from rollbook.data.numbers import is_number
-from rollbook.data.rows import Advance, read_rows
+from rollbook.records.datasets import side_file
+from rollbook.records.numbers import is_number
 from rollbook.records.record import decode_json
 from rollbook.records.row_blocks import LineBlock, decode_block, line_blocks
+from rollbook.records.rows import Advance, read_rows
+from rollbook.runs.resolve import find_inputs
 
 QUANTILES = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 _EXACT = 5_000_000
@@ -55,7 +56,7 @@ class Histogram(msgspec.Struct):
 
 class DataStats(msgspec.Struct, kw_only=True):
     inputs: list[str]
-    left_out: list[str]
+    left_out: dict[str, str]  # files that were skipped, and why
     rows: int
     tasks: int
     rows_without_task: int
@@ -85,7 +86,7 @@ def stats(
         planned = planned_by(found.paths)
         return DataStats(
             inputs=[str(path) for path in found.paths],
-            left_out=[str(path) for path in found.left_out],
+            left_out={str(path): why for path, why in found.skipped},
             rows=rows,
             tasks=tasks,
             rows_without_task=without_task,
@@ -259,8 +260,7 @@ def _histogram(table: NumberTable, place: int, rewards: FieldStats) -> Histogram
 def _failures(paths: Sequence[Path]) -> dict[str, int]:
     kinds: Counter[str] = Counter()
     for path in paths:
-        stem = manifest_path(path).name.removesuffix("_manifest.json")
-        beside = path.with_name(f"{stem}_failures.jsonl")
+        beside = side_file(path, "_failures.jsonl")
         if not beside.exists() or beside == path:
             continue
         for row in read_rows(beside):

@@ -17,8 +17,8 @@ import numpy as np
 
 from rollbook.data.columns import column, insert
 from rollbook.data.rollouts import input_tokens_of, is_truncated, output_tokens_of, reward_of
-from rollbook.data.rows import Row
 from rollbook.records.row_keys import TASK_INDEX, repeat_of, task_of
+from rollbook.records.rows import Row
 
 Note = Callable[[str, dict[str, Any]], None]  # told the task and the value of a row
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rollbook.data.rows import read_rows
 from rollbook.errors import BadLineError
-from rollbook.query.files import DataFile
 from rollbook.query.views import numbers_of
 from rollbook.records.jsonl import Line, read_lines
 from rollbook.records.record import decode_json, decode_line
+from rollbook.records.rows import read_rows
+from rollbook.runs.resolve import DataFile
 
 
 def check_compressed(files: Iterable[DataFile]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import orjson
 
-from rollbook.query.files import DataFile
+from rollbook.runs.resolve import DataFile
 
 FILE = "filename"  # only under this name does a filter on it skip files unread
 ROW = "row"

@@ -26,13 +26,14 @@ import orjson
 from rollbook.errors import RollbookError, UsageError
 from rollbook.query.bad_lines import check_compressed, check_lines
 from rollbook.query.compressed import check_is_whole
-from rollbook.query.files import DataFile, Role, Sources, find_sources
 from rollbook.query.named_columns import named_columns
 from rollbook.query.reading import Reader, ends_in_the_middle, literal, pattern, quoted
+from rollbook.query.runs import row_of
 from rollbook.query.schema import COLUMNS, VIEWS
 from rollbook.query.suggest import explain_error
 from rollbook.query.task_names import FUNCTION, add_function, begins_without_names, is_mark
 from rollbook.query.views import MACROS, OWNERS, Wanted, view_sql
+from rollbook.runs.resolve import DataFile, Role, Sources, find_sources
 
 if TYPE_CHECKING:
     import pyarrow
@@ -185,7 +186,7 @@ class Session:
             _add_owners(connection, files)
             for name in views:
                 if name == "runs":
-                    _add_runs(connection, self.sources.runs)
+                    _add_runs(connection, map(row_of, self.sources.owners))
                 else:
                     connection.execute(f"CREATE VIEW {name} AS {view_sql(name, wanted)}")
             _lock(connection, files)
@@ -359,7 +360,7 @@ def _add_owners(connection: duckdb.DuckDBPyConnection, files: list[DataFile]) ->
         connection.execute(f"INSERT INTO {OWNERS} SELECT unnest(?), unnest(?), unnest(?::VARCHAR[])", values)
 
 
-def _add_runs(connection: duckdb.DuckDBPyConnection, runs: list[dict[str, Any]]) -> None:
+def _add_runs(connection: duckdb.DuckDBPyConnection, runs: Iterable[dict[str, Any]]) -> None:
     columns = COLUMNS["runs"]
     declared = ", ".join(f"{quoted(column.name)} {column.type}" for column in columns)
     connection.execute(f"CREATE TABLE runs ({declared})")

@@ -13,12 +13,12 @@ from typing import Any
 
 import duckdb
 
-from rollbook.data.rows import read_rows
 from rollbook.errors import BadLineError
-from rollbook.query.files import DataFile
 from rollbook.query.reading import FILE, ROW
 from rollbook.records.record import decode_json
 from rollbook.records.row_keys import KEY, TASK_INDEX, task_of
+from rollbook.records.rows import read_rows
+from rollbook.runs.resolve import DataFile
 
 FUNCTION = "_rollbook_task_of"
 OF_RECORD = f"{FUNCTION}({ROW}::VARCHAR)"

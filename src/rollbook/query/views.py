@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from rollbook.data.numbers import sql_number
-from rollbook.query.files import DataFile, Role, Sources
 from rollbook.query.metric_keys import metric_columns
 from rollbook.query.named_columns import mentioned
 from rollbook.query.reading import FILE, ROW, Reader, quoted
 from rollbook.query.schema import COLUMNS
 from rollbook.query.task_names import NAME, NAME_OR_MARK, OF_RECORD
+from rollbook.records.numbers import sql_number
 from rollbook.records.row_keys import STEPS
+from rollbook.runs.resolve import DataFile, Role, Sources
 
 OWNERS = "_rollbook.owners"  # the table of files: _path, _run, _split
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from rollbook.data.inputs import find_inputs
 from rollbook.data.llamafactory import read_call
-from rollbook.data.rows import Row, read_rows
 from rollbook.policies.chat_template import with_objects
+from rollbook.records.rows import Row, read_rows
 from rollbook.rollouts.types import Message
+from rollbook.runs.resolve import find_inputs
 from rollbook.sft.settings import DatasetSettings
 
 _ROLES = {

@@ -64,7 +64,7 @@ def _summary(found: DataStats) -> list[str]:
         lines.append(f"failures: {sum(found.failures.values())} ({_counts(found.failures)})")
     if found.stop_reasons:
         lines.append(f"stop reasons: {_counts(found.stop_reasons)}")
-    return lines + [f"left out: {path} (stands beside a collection)" for path in found.left_out]
+    return lines + [f"skipped {path}: {why}" for path, why in found.left_out.items()]
 
 
 def _counts(counts: dict[str, int]) -> str:

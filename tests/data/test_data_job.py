@@ -164,7 +164,7 @@ def test_bad_rows_are_named(tmp_path: Path) -> None:
     path.write_text('{"a": 1}\n\n{"a": 2}\n[3]\n')
     seen = RowCount()
     with pytest.raises(BadLineError, match=r"in.jsonl:4: not a JSON object"):
-        [row.value() for row in read_rows(path, seen=seen)]
+        [row.value() for row in read_rows(path, count=seen)]
     assert (seen.rows, seen.blank) == (3, 1)
     path.write_text('{"a": 1}\n{"a": 2')
     with pytest.raises(BadLineError, match=r"in.jsonl:2: not valid JSON"):

@@ -30,7 +30,7 @@ from rollbook.forked import SharedWork, cores
 from rollbook.records.atomic import write_atomic
 from rollbook.records.datasets import manifest_owner, manifest_path
 from rollbook.records.plain import utc_now
-from rollbook.records.rows import Advance, Row, RowCount, read_rows
+from rollbook.records.rows import Progress, Row, RowCount, read_rows
 from rollbook.records.run_info import versions
 from rollbook.runs.resolve import Inputs, find_inputs
 
@@ -79,7 +79,7 @@ class DataJob:
         seed: int | None = None,
         overwrite: bool = False,
         takes_digests: bool = True,  # else the command takes them as it reads: `set_digest`
-        advance: Advance = lambda _: None,
+        advance: Progress = lambda _: None,
     ) -> None:
         found = inputs if isinstance(inputs, Inputs) else find_inputs(inputs)
         self.paths = found.paths
@@ -94,6 +94,7 @@ class DataJob:
         )
         self._advance = advance
         self._seen = {path: RowCount() for path in self.paths}
+        self.ends = {path: path.stat().st_size for path in self.paths}
         self._output = output
         self._also = list(also)
         self._overwrite = overwrite
@@ -161,7 +162,7 @@ class DataJob:
         """The rows of one input, or of all of them one after another."""
         for chosen in self.paths if path is None else [path]:
             seen = RowCount()
-            yield from read_rows(chosen, self._advance, seen)
+            yield from read_rows(chosen, end=self.ends[chosen], progress=self._advance, count=seen)
             self._seen[chosen] = seen  # only a pass that saw the end knows how many there are
 
     def write(self, data: bytes) -> None:

@@ -20,7 +20,7 @@ from rollbook.data.row_index import Found, RowIndex
 from rollbook.data.scratch import scratch_beside
 from rollbook.data.shares import Shortfall, Source, parse_sources, plan_counts
 from rollbook.data.shuffle import chosen_blocks, numbers_of, row_blocks, stream
-from rollbook.records.rows import Advance
+from rollbook.records.rows import Progress
 from rollbook.runs.resolve import Inputs, find_inputs
 
 
@@ -33,7 +33,7 @@ def mix(
     shortfall: Shortfall = Shortfall.ERROR,
     source_key: str = "source",
     overwrite: bool = False,
-    advance: Advance = lambda _: None,
+    advance: Progress = lambda _: None,
 ) -> DataManifest:
     """Write the mix of `name=path[,path...]:share` sources; without a total, as large as the shares allow."""
     parsed = parse_sources(sources)

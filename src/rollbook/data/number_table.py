@@ -25,7 +25,7 @@ import duckdb
 from rollbook.data.expression import value_at
 from rollbook.records.numbers import as_number, sql_number
 from rollbook.records.row_keys import KEY, PROMPTS, TASK_INDEX, task_of
-from rollbook.records.rows import Advance, Row, RowCount, read_rows
+from rollbook.records.rows import Progress, Row, read_rows
 
 Field = list[str | int]
 
@@ -53,7 +53,7 @@ class NumberTable:
         self._connection.execute(f"set threads = {min(_THREADS, os.cpu_count() or 1)}")
         self._connection.execute("set preserve_insertion_order = false")
 
-    def fill(self, paths: Sequence[Path], advance: Advance) -> bool:
+    def fill(self, paths: Sequence[Path], advance: Progress) -> bool:
         """True where DuckDB read it all."""
         if all(map(_begins_with_a_name, paths)):
             with suppress(duckdb.Error, _NotForDuckDB):
@@ -130,9 +130,9 @@ class NumberTable:
             return f"({column}->{_text(_pointer(rest))})::varchar" if rest else f"{column}::varchar"
         return ".".join([column, *(_quoted(str(step)) for step in rest)]) + "::varchar"
 
-    def _insert_rows(self, path: Path, advance: Advance) -> None:
+    def _insert_rows(self, path: Path, advance: Progress) -> None:
         columns: list[list[Any]] = [[] for _ in range(len(self._fields) + 2)]
-        for row in read_rows(path, advance, RowCount()):
+        for row in read_rows(path, progress=advance):
             for column, value in zip(columns, self._line(row), strict=True):
                 column.append(value)
             if len(columns[0]) == _BATCH:

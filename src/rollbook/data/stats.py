@@ -24,7 +24,7 @@ from rollbook.records.datasets import side_file
 from rollbook.records.numbers import is_number
 from rollbook.records.record import decode_json
 from rollbook.records.row_blocks import LineBlock, decode_block, line_blocks
-from rollbook.records.rows import Advance, read_rows
+from rollbook.records.rows import Progress, read_rows
 from rollbook.runs.resolve import find_inputs
 
 QUANTILES = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
@@ -71,7 +71,7 @@ class DataStats(msgspec.Struct, kw_only=True):
 
 
 def stats(
-    inputs: Sequence[str | Path], *, fields: Sequence[str] = (), advance: Advance = lambda _: None
+    inputs: Sequence[str | Path], *, fields: Sequence[str] = (), advance: Progress = lambda _: None
 ) -> DataStats:
     """Without `fields`: the reward, the top-level numbers and the token counts."""
     found = find_inputs(inputs)

@@ -1,4 +1,4 @@
-"""Rows one at a time from JSON lines, compressed lines and Parquet, each with the place it stands at.
+"""Rows one at a time from JSON lines, compressed lines and Parquet, each with its place.
 
 Nothing holds a file. Bytes stay bytes until somebody asks for the value, so commands that only choose rows
 copy them untouched. Blank lines are skipped and counted; anything else that is no JSON object is an error
@@ -7,29 +7,33 @@ that names file and line.
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import orjson
 
 from rollbook.errors import BadFileError, BadLineError
-from rollbook.records.jsonl import Line, read_lines
+from rollbook.records.jsonl import Line
 from rollbook.records.record import decode_line
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 COMPRESSED = {".zst": "zstd", ".gz": "gzip"}
 _CHUNK = 1 << 20
 _PARQUET_BATCH = 1024
 _DEEPEST = 250  # what every writer of JSON here can write again
 
-Advance = Callable[[int], None]  # told how many bytes of input were read since the last call
+Progress = Callable[[int], None]  # called with the number of bytes that were read since the last call
+
+
+class Digest(Protocol):
+    def update(self, data: bytes, /) -> None: ...
 
 
 class Row(NamedTuple):
-    """One JSON object as it stands in its file."""
+    """One JSON object as it is in its file."""
 
     data: bytes
     path: Path
@@ -37,12 +41,39 @@ class Row(NamedTuple):
 
     def value(self) -> dict[str, Any]:
         value = decode_line(self.path, Line(self.data, self.number, 0, 0))
-        if self.data.count(b"{") + self.data.count(b"[") > _DEEPEST and _depth(value) > _DEEPEST:
-            raise self.refuse(f"is nested more than {_DEEPEST} levels deep; leave it out or flatten it")
+        if self._may_be_deep() and _depth(value) > _DEEPEST:
+            raise self.error(f"is nested more than {_DEEPEST} levels deep; leave it out or flatten it")
         return value
 
-    def refuse(self, why: str) -> BadLineError:
+    def fields(self) -> dict[str, Any]:
+        """The value of each field as it is written, to be written again by orjson: every digit stays."""
+        if self._may_be_deep():
+            self.value()
+        try:
+            fields = msgspec.json.decode(self.data, type=dict[str, msgspec.Raw])
+        except msgspec.DecodeError:  # a bare NaN, or what is no row
+            return dict(self.value())
+        return {name: orjson.Fragment(bytes(raw)) for name, raw in fields.items()}
+
+    def error(self, why: str) -> BadLineError:
         return BadLineError(self.path, self.number, why)
+
+    def _may_be_deep(self) -> bool:
+        return self.data.count(b"{") + self.data.count(b"[") > _DEEPEST
+
+
+def duckdb_pattern(path: Path) -> str:
+    """DuckDB takes every path for a pattern: `run[1]` would be read as `run1`."""
+    return "".join(f"[{char}]" if char in "*?[" else char for char in str(path))
+
+
+def parquet_source(path: Path) -> str:
+    """A FROM clause for a Parquet file: `to_json(_row)` is a row of it.
+
+    Maps become objects; what is of type JSON, since it fits no other type, is read back as what it was.
+    """
+    name = duckdb_pattern(path).replace("'", "''")
+    return f"read_parquet('{name}', binary_as_string = true) AS _row"
 
 
 def _depth(value: dict[str, Any]) -> int:
@@ -50,113 +81,109 @@ def _depth(value: dict[str, Any]) -> int:
     level: list[dict[str, Any] | list[Any]] = [value]
     while level:
         depth += 1
-        held = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
-        level = [item for item in held if isinstance(item, dict | list)]
+        inside = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
+        level = [item for item in inside if isinstance(item, dict | list)]
     return depth
 
 
 class RowCount:
-    """What a reader saw: rows, and the blank lines it skipped."""
+    """What a reader found: rows, and the blank lines it skipped."""
 
     def __init__(self) -> None:
         self.rows = 0
         self.blank = 0
 
 
-def read_rows(path: Path, advance: Advance = lambda _: None, seen: RowCount | None = None) -> Iterator[Row]:
-    seen = seen or RowCount()
-    lines = _parquet_rows(path, advance) if path.suffix == ".parquet" else _text_lines(path, advance)
+def read_rows(
+    path: Path,
+    *,
+    end: int | None = None,
+    progress: Progress = lambda _: None,
+    digest: Digest | None = None,
+    count: RowCount | None = None,
+) -> Iterator[Row]:
+    """The rows of a file, up to the byte `end` of it; `digest` is updated with every byte that is read.
+
+    Of a Parquet file all is read, and not from beginning to end, so it has no such end or digest.
+    """
+    count = count or RowCount()
+    if path.suffix == ".parquet":
+        lines = _parquet_rows(path, progress)
+    else:
+        lines = enumerate(_lines(path, _Bounded(path, end, progress, digest)), 1)
     for number, data in lines:
         if not data or data.isspace():
-            seen.blank += 1
+            count.blank += 1
             continue
-        seen.rows += 1
+        count.rows += 1
         yield Row(data, path, number)
 
 
-def _text_lines(path: Path, advance: Advance) -> Iterator[tuple[int, bytes]]:
-    if path.suffix in COMPRESSED:
-        yield from _compressed_lines(path, advance)
-        return
-    last = 0
-    for line in read_lines(path, accept_tail=True):
-        if line.start - last >= _CHUNK:
-            advance(line.start - last)
-            last = line.start
-        yield line.number, line.data
-    advance(path.stat().st_size - last)
+class _Bounded(io.FileIO):
+    """A file up to a certain byte, of which a digest is taken as it is read."""
+
+    def __init__(self, path: Path, end: int | None, progress: Progress, digest: Digest | None) -> None:
+        super().__init__(path)
+        self._left = path.stat().st_size if end is None else end
+        self._progress, self._digest = progress, digest
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        wanted = self._left if size is None or size < 0 else min(size, self._left)
+        data = super().read(wanted) if wanted else b""
+        self._left -= len(data)
+        if self._digest is not None:
+            self._digest.update(data)
+        self._progress(len(data))
+        return data
 
 
-def _compressed_lines(path: Path, advance: Advance) -> Iterator[tuple[int, bytes]]:
-    import pyarrow as pa
-
-    number, rest = 0, b""
-    with path.open("rb") as raw:
-        read, last = 0, 0
+def _lines(path: Path, file: _Bounded) -> Iterator[bytes]:
+    """Lines without their newlines; what stands after the last newline is a line too."""
+    number, parts = 0, []
+    with file:
         try:
-            with pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), COMPRESSED[path.suffix]) as stream:
-                while chunk := stream.read(_CHUNK):
-                    pieces = (rest + chunk).split(b"\n")
-                    rest = pieces.pop()
-                    for data in pieces:
-                        number += 1
-                        yield number, data
-                    read = raw.tell()
-                    advance(read - last)
-                    last = read
-        except (OSError, pa.ArrowException) as error:
+            stream: Any = file
+            if path.suffix in COMPRESSED:
+                import pyarrow as pa
+
+                stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), COMPRESSED[path.suffix])
+            while chunk := stream.read(_CHUNK):
+                first, *others = chunk.split(b"\n")
+                parts.append(first)  # a long line is joined once
+                if not others:
+                    continue
+                yield b"".join(parts)
+                parts = [others.pop()]
+                yield from others
+                number += 1 + len(others)
+        except (OSError, ValueError) as error:  # Arrow's errors are one or the other
+            if path.suffix not in COMPRESSED:
+                raise
             raise BadFileError(path, f"cannot be decompressed after line {number}: {error}") from error
-    if rest:
-        yield number + 1, rest
+    if rest := b"".join(parts):
+        yield rest
 
 
-def _parquet_rows(path: Path, advance: Advance) -> Iterator[tuple[int, bytes]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def _parquet_rows(path: Path, progress: Progress) -> Iterator[tuple[int, bytes]]:
+    import duckdb
 
     try:
-        with pq.ParquetFile(path) as file:
-            share = path.stat().st_size / max(1, file.metadata.num_rows)
+        with duckdb.connect(config={"memory_limit": "1GB"}) as connection:
+            connection.execute("SET enable_progress_bar = false")
+            ((total,),) = connection.sql(f"SELECT count(*) FROM {parquet_source(path)}").fetchall()
+            share = path.stat().st_size / max(1, total)
+            rows = connection.sql(f"SELECT to_json(_row)::VARCHAR FROM {parquet_source(path)}")
             number = 0
-            for batch in file.iter_batches(batch_size=_PARQUET_BATCH):
-                for row in _as_rows(batch):
+            for batch in rows.to_arrow_reader(_PARQUET_BATCH):
+                for text in batch.column(0).to_pylist():
                     number += 1
-                    yield number, orjson.dumps(row, default=_as_text)
-                advance(int(batch.num_rows * share))
-    except pa.ArrowException as error:
+                    yield number, _without_nan(text).encode()
+                progress(int(batch.num_rows * share))
+    except duckdb.Error as error:
         raise BadFileError(path, f"not a readable Parquet file: {error}") from error
 
 
-def _as_text(value: Any) -> str:
-    """Of what JSON has no word for, such as decimals and bytes."""
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
-
-
-def _as_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Maps are objects; what is of type JSON did not fit one Arrow type, and is read back as what it was."""
-    parsers = {field.name: parse for field in batch.schema if (parse := _parser(field)) is not None}
-    for row in batch.to_pylist():
-        for name, parse in parsers.items():
-            row[name] = parse(row[name])
-        yield row
-
-
-def _parser(field: pa.Field) -> Callable[[Any], Any] | None:
-    """What turns the JSON in a value of this type into what it says; None where there is none in it."""
-    import pyarrow as pa
-
-    kind = field.type
-    if str(kind).startswith("extension<arrow.json") or (field.metadata or {}).get(b"json"):
-        return lambda value: None if value is None else orjson.loads(value)
-    if pa.types.is_map(kind):
-        to = _parser(kind.item_field) or (lambda value: value)
-        return lambda pairs: None if pairs is None else {str(key): to(value) for key, value in pairs}
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        inner = _parser(kind.value_field)
-        if inner is not None:
-            return lambda items: None if items is None else [inner(item) for item in items]
-    if pa.types.is_struct(kind):
-        parsers = {child.name: parse for child in kind if (parse := _parser(child)) is not None}
-        if parsers:
-            return lambda value: value and value | {name: to(value[name]) for name, to in parsers.items()}
-    return None
+def _without_nan(text: str) -> str:
+    if "NaN" not in text and "Infinity" not in text:
+        return text
+    return orjson.dumps(json.loads(text)).decode()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import glob
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -57,6 +57,7 @@ class DataFile:
     role: Role
     run: str
     split: str | None = None
+    end: int | None = None  # how much of it is read; None for all that is there
 
     @property
     def is_parquet(self) -> bool:
@@ -135,6 +136,15 @@ def find_inputs(things: Iterable[str | Path]) -> Inputs:
     if not paths:
         raise UsageError(f"{owners[0].root}: a run, and no rows; name files, directories of them or 'globs'")
     return Inputs(paths, skipped)
+
+
+def rows_of(ends: Mapping[Path, int]) -> Sources:
+    """These files as rows in this order, each up to its end."""
+    files = [
+        DataFile(path.absolute(), Role.ROWS, stem_of(path.name) or path.name, "collect", end)
+        for path, end in ends.items()
+    ]
+    return Sources([], files, [])
 
 
 def role_of(path: Path) -> Role | None:

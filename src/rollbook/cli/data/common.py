@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from rollbook.data.job import DataManifest
-    from rollbook.records.rows import Advance
+    from rollbook.records.rows import Progress
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -34,7 +34,7 @@ Seed = Annotated[int, typer.Option(help="the same seed gives the same bytes")]
 
 def reading(
     words: Sequence[str | Path], label: str, *, quiet: bool, passes: int = 1
-) -> AbstractContextManager[Advance]:
+) -> AbstractContextManager[Progress]:
     """A bar over the bytes of the inputs; `passes` is how often they are read."""
     from rollbook.cli.output import byte_progress
     from rollbook.runs.resolve import find_inputs

@@ -14,6 +14,7 @@ from rollbook.data.job import DataJob
 from rollbook.data.rollout_table import rollout_table, rows_at
 from rollbook.query.connection import Kept
 from rollbook.query.session import Session
+from rollbook.runs.resolve import rows_of
 from rollout_rows import rollout, write_rows
 
 
@@ -39,6 +40,14 @@ def test_rows_are_numbered_in_the_order_of_the_files(tmp_path: Path) -> None:
     by_table, by_reader = numbered(shards(tmp_path), tmp_path)
     assert by_table == by_reader
     assert [key[0] for _, key in by_table] == list("cccccaaaaabbbbb")
+
+
+def test_the_columns_of_rollouts_keep_the_order_of_rows(tmp_path: Path) -> None:
+    """A join would not; DuckDB makes one of `in` with a list of more than a few values."""
+    (path, *_) = shards(tmp_path)
+    session = Session(rows_of({path: path.stat().st_size}), values=[["reward"]])
+    plan = str(list(session.run("explain select * from rollouts").batches))
+    assert "JSON" in plan.upper() and "JOIN" not in plan.upper()
 
 
 def test_a_later_file_may_be_scanned_before_an_earlier_one(

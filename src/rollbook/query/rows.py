@@ -7,8 +7,12 @@ function that is called for such rows only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import duckdb
 
+from rollbook.query.sql import literal
+from rollbook.records.field_paths import FieldPath, json_path
 from rollbook.records.numbers import sql_number
 from rollbook.records.record import decode_json
 from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX, task_of
@@ -28,10 +32,15 @@ _PATHS = (
 )
 
 
-def with_fields(records: str) -> str:
-    """A FROM clause with `row`, `filename` and what the columns are made from."""
-    paths = ", ".join(f"'$.{path}'" for path in _PATHS)
+def with_fields(records: str, values: Sequence[FieldPath] = ()) -> str:
+    """A FROM clause with `row`, `filename` and what the columns are made from: `columns`, and `value_of`."""
+    paths = ", ".join([f"'$.{path}'" for path in _PATHS] + [literal(json_path(path)) for path in values])
     return f"(SELECT row, filename, json_extract(row, [{paths}]) AS _fields FROM {records})"
+
+
+def value_of(place: int) -> str:
+    """One of the further values of `with_fields`, as JSON."""
+    return f"_fields[{len(_PATHS) + 1 + place}]"
 
 
 def columns() -> dict[str, str]:

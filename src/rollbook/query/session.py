@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -33,6 +33,7 @@ from rollbook.query.sql import quoted
 from rollbook.query.suggest import explain_error
 from rollbook.query.task_names import begins_without_names, is_mark
 from rollbook.query.views import MACROS, OWNERS, Wanted, view_sql
+from rollbook.records.field_paths import FieldPath
 from rollbook.runs.resolve import DataFile, Role, Sources, find_sources
 
 if TYPE_CHECKING:
@@ -81,10 +82,14 @@ class Session:
         memory: str = MEMORY,
         scratch: Path | None = None,
         watch: Watch | None = None,
+        values: Sequence[FieldPath] = (),
     ) -> None:
-        """`scratch` is where to spill what does not fit into the memory."""
+        """`scratch` is where to spill what does not fit into the memory.
+
+        `values` are further columns of `rollouts` over `rows_of` files, as JSON: v0, v1, ...
+        """
         self.sources = paths if isinstance(paths, Sources) else find_sources(paths)
-        self._memory, self._scratch, self._watch = memory, scratch, watch
+        self._memory, self._scratch, self._watch, self._values = memory, scratch, watch, values
         self._unfinished: set[Path] = set()
         self._unnamed: set[Path] = set()
         self._looked_into: set[Path] = set()
@@ -175,7 +180,7 @@ class Session:
         with_row = re.search(r"\brow\b", sql, re.IGNORECASE) is not None
         kept = names if len(files) > _MANY_FILES else None
         in_order = any(file.end is not None for file in files)
-        wanted = Wanted(self.sources, reader, with_row, kept, unnamed, in_order)
+        wanted = Wanted(self.sources, reader, with_row, kept, unnamed, in_order, self._values)
         connection = open_connection(self._memory, self._scratch)
         try:
             add_function(connection)

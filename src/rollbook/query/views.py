@@ -6,7 +6,7 @@ branch is cast to the types of the schema. Without any file a view is empty and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from rollbook.query.reading import FILE, ROW, Reader
 from rollbook.query.schema import COLUMNS
 from rollbook.query.sql import literal, quoted
 from rollbook.query.task_names import NAME, NAME_OR_MARK, OF_RECORD
+from rollbook.records.field_paths import FieldPath
 from rollbook.records.row_keys import STEPS
 from rollbook.runs.resolve import DataFile, Role, Sources
 
@@ -77,6 +78,7 @@ class Wanted(NamedTuple):
     names: frozenset[str] | None = None  # the only columns a query can be about; None for any
     unnamed: frozenset[Path] = frozenset()  # collected rows that do not say which task is theirs
     in_order: bool = False  # of the rows in their files, which a join does not keep
+    values: Sequence[FieldPath] = ()  # further columns of collected rows, as JSON: v0, v1, ...
 
     def reads(self, columns: Mapping[str, str], values: Mapping[str, str], *also: str) -> Mapping[str, str]:
         """Of the columns of a file those that the wanted columns of the view come from."""
@@ -125,6 +127,7 @@ def _branch(
     with_row: bool = False,
     where: str = "true",
     owners: str = f" JOIN {OWNERS} ON {FILE} = _path",
+    more: str = "",
 ) -> str | None:
     if source is None:
         return None
@@ -134,7 +137,7 @@ def _branch(
         for column, kind in _types(name, with_row)
         if names is None or column in names or column == "run"
     )
-    return f"SELECT {selected} FROM {source}{owners} WHERE {where}"
+    return f"SELECT {selected}{more} FROM {source}{owners} WHERE {where}"
 
 
 def _rollouts(wanted: Wanted) -> list[str | None]:
@@ -177,7 +180,7 @@ def _collected_rollouts(wanted: Wanted) -> str | None:
     files = wanted.sources.of(Role.ROWS)
     if not files:
         return None
-    source = rows.with_fields(wanted.reader.records(files))
+    source = rows.with_fields(wanted.reader.records(files), wanted.values)
     values = {**rows.columns(), "split": "_split"}
     if not wanted.in_order:
         return _branch("rollouts", source, values, names=wanted.names, with_row=wanted.with_row)
@@ -185,7 +188,8 @@ def _collected_rollouts(wanted: Wanted) -> str | None:
     paths = ", ".join(literal(str(file.path)) for file in files)
     run = f"map([{paths}], [{', '.join(names)}])[{FILE}]" if len(files) > 1 else names[0]
     values |= {"split": "'collect'", "run": run}
-    return _branch("rollouts", source, values, names=wanted.names, with_row=wanted.with_row, owners="")
+    more = "".join(f", {rows.value_of(place)} AS v{place}" for place in range(len(wanted.values)))
+    return _branch("rollouts", source, values, names=None, with_row=True, owners="", more=more)
 
 
 def _steps(wanted: Wanted) -> list[str | None]:

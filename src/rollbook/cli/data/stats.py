@@ -32,8 +32,8 @@ def stats(
     """
     from rollbook.data.stats import stats as make_stats
 
-    with reading(inputs, "stats", quiet=as_json) as advance:
-        found = make_stats(inputs, fields=field or (), advance=advance)
+    with reading(inputs, "stats", quiet=as_json) as progress:
+        found = make_stats(inputs, fields=field or (), progress=progress)
     if as_json:
         print_json(found)
         return

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from rollbook.cli.main import main
 from rollbook.data.dedup import dedup
 from rollbook.data.near_duplicates import NearDuplicates, bands_for, runs_of
-from rollbook.data.rows import read_rows
 from rollbook.errors import UsageError
+from rollbook.records.rows import read_rows
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:

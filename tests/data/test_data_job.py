@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollbook.data import job as job_module
-from rollbook.data.inputs import find_inputs, manifest_path
 from rollbook.data.job import DataJob
-from rollbook.data.rows import RowCount, read_rows
 from rollbook.errors import BadFileError, BadLineError, UsageError
+from rollbook.records.datasets import manifest_path
+from rollbook.records.rows import RowCount, read_rows
 from supervision import is_gone
 
 ROWS: list[dict[str, Any]] = [
@@ -152,18 +152,6 @@ def test_a_manifest_does_not_outlive_the_file_it_told_of(
     assert not (tmp_path / "out_manifest.json").exists()
 
 
-def test_datasets_made_of_others_in_a_directory_do_not_count_twice(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "rollouts.jsonl", ROWS)
-    write_jsonl(tmp_path / "more.jsonl", ROWS)
-    copied(source, tmp_path / "good.jsonl")
-    for word in (str(tmp_path), f"{tmp_path}/*.jsonl"):
-        found = find_inputs([word])
-        assert [path.name for path in found.paths] == ["more.jsonl", "rollouts.jsonl"]
-        assert [path.name for path in found.left_out] == ["good.jsonl"]
-    named = find_inputs([source, tmp_path / "good.jsonl"])  # whoever names both wants both
-    assert len(named.paths) == 2
-
-
 def test_the_manifest_of_a_collection_is_not_taken(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "rollouts.jsonl", ROWS)
     (tmp_path / "rollouts_manifest.json").write_text('{"input": "tasks.jsonl"}')
@@ -176,7 +164,7 @@ def test_bad_rows_are_named(tmp_path: Path) -> None:
     path.write_text('{"a": 1}\n\n{"a": 2}\n[3]\n')
     seen = RowCount()
     with pytest.raises(BadLineError, match=r"in.jsonl:4: not a JSON object"):
-        [row.value() for row in read_rows(path, seen=seen)]
+        [row.value() for row in read_rows(path, count=seen)]
     assert (seen.rows, seen.blank) == (3, 1)
     path.write_text('{"a": 1}\n{"a": 2')
     with pytest.raises(BadLineError, match=r"in.jsonl:2: not valid JSON"):
@@ -190,33 +178,6 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"nonsense")
         with pytest.raises(BadFileError, match=name):
             values(tmp_path / name)
-
-
-def test_inputs_are_files_directories_and_globs(tmp_path: Path) -> None:
-    for name in (
-        "b.jsonl",
-        "a.jsonl",
-        "a_failures.jsonl",
-        "a_tasks.jsonl",
-        "c.parquet",
-        "notes.txt",
-        ".hidden.jsonl",
-    ):
-        (tmp_path / name).touch()
-    names = [path.name for path in find_inputs([tmp_path]).paths]
-    assert names == ["a.jsonl", "b.jsonl", "c.parquet"]
-    found = find_inputs([f"{tmp_path}/a*.jsonl"])
-    assert [path.name for path in found.paths] == ["a.jsonl"]
-    assert sorted(path.name for path in found.left_out) == ["a_failures.jsonl", "a_tasks.jsonl"]
-    assert [path.name for path in find_inputs([tmp_path / "a_failures.jsonl"]).paths] == ["a_failures.jsonl"]
-    for word, message in (
-        ("nothing*.jsonl", "no such file"),
-        ("notes.txt", "not a dataset file"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            find_inputs([tmp_path / word])
-    with pytest.raises(UsageError, match="given twice"):
-        find_inputs([tmp_path / "a.jsonl", tmp_path / "." / ".." / tmp_path.name / "a.jsonl"])
 
 
 def test_manifest_names() -> None:

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollbook.cli.main import main
-from rollbook.data.rows import read_rows
 from rollbook.data.split import split
 from rollbook.errors import BadLineError, UsageError, WriteError
 from rollbook.records.row_keys import task_of
+from rollbook.records.rows import read_rows
 
 
 def rollouts(tasks: int, repeats: int) -> list[dict[str, Any]]:

@@ -21,11 +21,11 @@ from rollbook.data import merge as merge_module
 from rollbook.data.coverage import planned_by
 from rollbook.data.job import DataManifest
 from rollbook.data.merge import Duplicates, merge
-from rollbook.data.rows import read_rows
 from rollbook.data.sample import sample
 from rollbook.errors import BadFileError, BadLineError, UsageError
 from rollbook.records.row_blocks import LineBlock
 from rollbook.records.row_keys import content_id
+from rollbook.records.rows import read_rows
 
 
 def row(task: int, repeat: int = 0, **fields: Any) -> dict[str, Any]:
@@ -339,7 +339,7 @@ def test_files_beside_a_collection_are_left_out(tmp_path: Path) -> None:
     write(tmp_path / "rollouts_0.jsonl", [row(0)])
     write(tmp_path / "rollouts_0_failures.jsonl", [row(1)])
     manifest = merge([f"{tmp_path}/rollouts_*.jsonl"], tmp_path / "out.jsonl")
-    assert manifest.left_out == [str(tmp_path / "rollouts_0_failures.jsonl")]
+    assert manifest.left_out == {str(tmp_path / "rollouts_0_failures.jsonl"): "failures of rollouts_0"}
     assert manifest.rows_out == 1
 
 

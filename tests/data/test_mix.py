@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from rollbook.cli.main import main
 from rollbook.data.mix import mix
-from rollbook.data.rows import read_rows
 from rollbook.data.sample import sample
 from rollbook.data.shares import Shortfall, Source, counts_of, largest_total, parse_sources, plan_counts
 from rollbook.errors import BadLineError, UsageError
+from rollbook.records.rows import read_rows
 
 
 def write_source(path: Path, count: int, **fields: Any) -> Path:

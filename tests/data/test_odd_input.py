@@ -20,11 +20,11 @@ from rollbook.data.job import DataJob
 from rollbook.data.pairs import pairs
 from rollbook.data.profile import profile
 from rollbook.data.rl import rl
-from rollbook.data.rows import read_rows
 from rollbook.data.sft import sft
 from rollbook.data.stats import stats
-from rollbook.errors import BadLineError, UsageError
+from rollbook.errors import BadFileError, BadLineError, UsageError
 from rollbook.query.session import Session
+from rollbook.records.rows import read_rows
 
 
 def row(task: str, repeat: int, reward: Any, **more: Any) -> dict[str, Any]:
@@ -98,7 +98,6 @@ def test_a_row_too_deep_to_be_written_again_is_named(
 
 ODD_LINES = {
     b'{"x": "\\ud800"}': "not valid JSON",
-    b'{"x": 1e999}': "not valid JSON",
     b'\xef\xbb\xbf{"x": 1}': "not valid JSON",
 }
 
@@ -123,6 +122,27 @@ def test_lines_that_are_refused_are_named(
         assert command(["data", *words]) == 1, words
         assert f"{source}:1: {ODD_LINES[line]}" in capsys.readouterr().err
         assert not out.exists()
+
+
+def test_a_number_too_large_to_be_one_is_taken_by_every_command(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [row("a", 0, 1.0), row("a", 1, 0.0)])
+    source.write_bytes(
+        b'{"_rb_key": "b#0", "reward": 1e999}\n{"prompt": "p", "x": 1e999}\n' + source.read_bytes()
+    )
+    out = tmp_path / "out.jsonl"
+    for words in (
+        ["merge", source, "-o", out],
+        ["filter", source, "--where", "reward > 0", "-o", out],
+        ["stats", source],
+        ["sft", source, "-o", out],
+        ["pairs", source, "-o", out],
+        ["profile", source, "-o", out],
+        ["dedup", source, "-o", out],
+        ["sample", source, "--fraction", "1", "-o", out],
+    ):
+        assert command(["data", *words]) == 0, words
+        out.unlink(missing_ok=True)
+    assert ask(source, "select count(*), count(reward) from rollouts") == [(4, 2)]
 
 
 def test_a_query_for_whole_rows_leaves_no_line_out(tmp_path: Path) -> None:
@@ -221,8 +241,18 @@ def test_a_queue_ends_a_command_tidily() -> None:
 
 
 def test_bytes_in_parquet_are_text(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"raw": [b"caf\xc3\xa9", b"\xff"]}), tmp_path / "in.parquet")
-    assert values(tmp_path / "in.parquet") == [{"raw": "caf\u00e9"}, {"raw": "\\xff"}]
+    pq.write_table(pa.table({"raw": [b"caf\xc3\xa9"], "in": [[b"x"]]}), tmp_path / "in.parquet")
+    assert values(tmp_path / "in.parquet") == [{"raw": "caf\u00e9", "in": ["x"]}]
+    pq.write_table(pa.table({"raw": [b"\xff"]}), tmp_path / "in.parquet")
+    with pytest.raises(BadFileError, match=r"in\.parquet: .*not valid UTF8"):
+        values(tmp_path / "in.parquet")
+
+
+def test_numbers_in_parquet_that_are_not_finite_are_null(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [float("nan"), 1.5], "n": [2**63 - 1, 0]}), tmp_path / "in.parquet")
+    filter_rows([tmp_path / "in.parquet"], tmp_path / "out.jsonl", where="true")
+    lines = (tmp_path / "out.jsonl").read_bytes().splitlines()
+    assert [orjson.loads(line) for line in lines] == [{"x": None, "n": 2**63 - 1}, {"x": 1.5, "n": 0}]
 
 
 TOOLS = [
@@ -265,7 +295,10 @@ def test_files_that_would_share_a_manifest(tmp_path: Path) -> None:
     write(tmp_path / "x.ndjson", [row("a", 0, 1.0)])  # of another hand: the manifest does not tell of it
     assert planned_by([tmp_path / "x.jsonl"]).tasks == 7
     assert planned_by([tmp_path / "x.ndjson"]).tasks is None
-    assert ask(tmp_path, "select count(*) from rollouts") == [(1,)]
+    assert ask(tmp_path, "select run, count(*) from rollouts group by run order by run") == [
+        ("in", 1),
+        ("x", 1),
+    ]
     (tmp_path / "x.jsonl").unlink()  # what it told of is gone, so the name is free
     assert filter_rows([source], tmp_path / "x.parquet", where="reward > 0").rows_out == 1
 
@@ -290,9 +323,12 @@ def test_a_dataset_without_rows_is_said_aloud(
     assert hint in said
 
 
+METRICS = ["correct", "length"]
+
+
 def test_a_task_row_has_only_what_is_the_tasks(tmp_path: Path) -> None:
     rows = [
-        row(task, repeat, 1.0, correct=repeat == 0, answer=7, length=repeat - 2, hint=task)
+        row(task, repeat, 1.0, correct=True, answer=7, length=repeat - 2, hint=task, _rb_metrics=METRICS)
         for task in "ab"
         for repeat in range(2)
     ]
@@ -305,28 +341,6 @@ def test_a_task_row_has_only_what_is_the_tasks(tmp_path: Path) -> None:
     assert [line["sample"].keys() for line in values(tmp_path / "profile.jsonl")] == [
         {"responses_create_params", "answer", "hint"}
     ] * 2
-
-
-def test_a_metric_is_no_field_of_a_task_however_far_apart_the_repeats_stand(tmp_path: Path) -> None:
-    rows = [
-        row(
-            f"t{task}",
-            repeat,
-            1.0,
-            answer=7 if repeat else 7.0,
-            hint={"of": task},
-            comment=f"{task} {repeat}",
-        )
-        for repeat in range(2)
-        for task in range(20_500)
-    ]
-    for one in rows[20_500:]:
-        one["second"] = True  # a field of some repeats only
-    rl([write(tmp_path / "in.jsonl", rows)], tmp_path / "rl.jsonl")
-    made = values(tmp_path / "rl.jsonl")
-    assert len(made) == 20_500
-    numbers = {"task_id", "pass_rate", "num_rollouts", "mean_reward", "std_reward"}
-    assert made[0].keys() == numbers | {"responses_create_params", "answer", "hint"}
 
 
 @pytest.mark.parametrize("index", [True, 1 << 63, "3"])

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollbook.data.output import RowOutput
-from rollbook.data.rows import read_rows
+from rollbook.records.rows import read_rows
 
 
 def round_trip(directory: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -76,8 +76,8 @@ def test_what_cannot_be_paired_is_counted(tmp_path: Path) -> None:
     manifest = pairs([source], tmp_path / "p.jsonl")
     assert [pair["task_id"] for pair in read(tmp_path / "p.jsonl")] == ["good"]
     assert manifest.counts == {
-        "tasks": 6, "tasks_with_two_rewards": 5, "pairs_found": 2, "tasks_with_several_prompts": 1,
-        "same_reply": 1, "nothing_answered": 1, "without_reward": 1, "truncated": 1,
+        "tasks": 6, "tasks_with_two_rewards": 5, "pairs_found": 1, "tasks_with_several_prompts": 1,
+        "repeated_replies": 1, "nothing_answered": 1, "without_reward": 1, "truncated": 1,
     }  # fmt: skip
     pairs([source], tmp_path / "q.jsonl", keep_truncated=True)
     assert {pair["task_id"] for pair in read(tmp_path / "q.jsonl")} == {"good", "cut"}
@@ -100,14 +100,14 @@ def test_other_tools_are_another_prompt(tmp_path: Path) -> None:
     assert pairs([write_rows(tmp_path / "r.jsonl", rows)], tmp_path / "p.jsonl").rows_out == 0
 
 
-def test_where_two_say_the_same_others_are_paired(tmp_path: Path) -> None:
+def test_of_answers_that_say_the_same_the_best_is_paired(tmp_path: Path) -> None:
     texts = {"same": 1.0, "x": 0.9, "y": 0.1, "same ": 0.0}
     rows = [rollout("t", 0, reward, text=text.strip()) for text, reward in texts.items()]
     manifest = pairs([write_rows(tmp_path / "r.jsonl", rows)], tmp_path / "p.jsonl", per_task=9)
     made = read(tmp_path / "p.jsonl")
-    assert [pair["chosen"][0]["content"] for pair in made] == ["same", "x"]
-    assert [pair["rejected"][0]["content"] for pair in made] == ["y", "same"]
-    assert manifest.counts["same_reply"] == 1
+    assert [pair["chosen"][0]["content"] for pair in made] == ["same"]
+    assert [pair["rejected"][0]["content"] for pair in made] == ["y"]
+    assert manifest.counts["repeated_replies"] == 1
     assert manifest.details["gap_max"] == pytest.approx(0.9)  # no gap of 1 was written
 
 
@@ -120,7 +120,8 @@ def test_the_same_pair_is_written_once(tmp_path: Path) -> None:
     rows = [rollout("t", 0, 1.0, text="a"), rollout("t", 1, 0.0, text="b")]
     source = write_rows(tmp_path / "r.jsonl", [rows[0], rows[0], rows[1], rows[1]])
     manifest = pairs([source], tmp_path / "p.jsonl", per_task=9)
-    assert len(read(tmp_path / "p.jsonl")) == manifest.counts["same_pair_again"] == 1
+    assert len(read(tmp_path / "p.jsonl")) == 1
+    assert manifest.counts["repeated_replies"] == 2
 
 
 def test_a_pair_ends_with_the_replies(tmp_path: Path) -> None:

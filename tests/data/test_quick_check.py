@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rollbook.data import quick_check
 from rollbook.data.quick_check import Keys, hashes_of_keys
-from rollbook.data.rows import read_rows
 from rollbook.records.row_blocks import line_blocks
+from rollbook.records.rows import read_rows
 
 ROWS = [
     b'{"_rb_key":"a#0","x":[1,2.5e3,{"y":null}],"t":"\xc3\xa9\\n"}\n',

@@ -69,10 +69,15 @@ def test_several_messages_of_one_response_are_graded_together(tmp_path: Path) ->
     assert [row["reward"] for row in read(tmp_path / "v.jsonl")] == [1.0]
 
 
+NAMES, LOGS = ["correct", "strict"], {"0": "fine"}
+
+
 def test_metrics_of_the_old_grading_are_kept_apart(tmp_path: Path) -> None:
     env = _grader(tmp_path, "return {'reward': 0.5, 'correct': False}")
     rows = [
-        rollout("a", repeat, 1.0, correct=True, strict=repeat, logs={"0": "fine"}, hint="h")
+        rollout(
+            "a", repeat, 1.0, correct=True, strict=repeat, logs={"0": "fine"}, hint="h", _rb_metrics=NAMES
+        )
         for repeat in range(2)
     ]
     reverify([write_rows(tmp_path / "r.jsonl", rows)], tmp_path / "v.jsonl", env, force=True)

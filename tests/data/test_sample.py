@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollbook.cli.main import main
-from rollbook.data.rows import read_rows
 from rollbook.data.sample import sample
 from rollbook.data.shuffle import chosen_blocks, stream
 from rollbook.errors import BadLineError, UsageError
+from rollbook.records.rows import read_rows
 
 
 def write_tasks(path: Path, tasks: int, repeats: int = 1) -> Path:

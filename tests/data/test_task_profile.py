@@ -160,3 +160,33 @@ def test_what_was_planned_and_never_came_is_said(tmp_path: Path) -> None:
     manifest = profile([source], None)
     assert manifest.coverage == {"expected": 6, "ok": 3, "failed": 2, "missing": 3, "without_reward": 0}
     assert manifest.details["tasks_without_rollouts"] == 1
+
+
+def test_whole_numbers_past_64_bits_keep_their_digits(tmp_path: Path) -> None:
+    big = "123456789012345678901234567890"
+    row = json.dumps(rollout("a", 0, 1.0, seed=int(big)))
+    (tmp_path / "r.jsonl").write_text(f"{row}\n")
+    (tmp_path / "tasks.jsonl").write_text(f'{{"id": "a", "seed": {big}}}\n')
+    profile([tmp_path / "r.jsonl"], tmp_path / "p.jsonl")
+    rl([tmp_path / "r.jsonl"], tmp_path / "own.jsonl")
+    rl([tmp_path / "r.jsonl"], tmp_path / "listed.jsonl", tasks=tmp_path / "tasks.jsonl")
+    for name in ("p", "own", "listed"):
+        assert f": {big}" in (tmp_path / f"{name}.jsonl").read_text().replace('":', '": ')
+
+
+def test_a_task_is_expected_as_often_as_its_manifest_says(tmp_path: Path) -> None:
+    for name, repeats in (("a", 2), ("b", 4)):
+        rows = [rollout(name, repeat, 1.0) for repeat in range(2)]
+        write_rows(tmp_path / f"{name}.jsonl", rows)
+        plan = {"rows": 1, "repeats": repeats, "input_sha256": name}
+        (tmp_path / f"{name}_manifest.json").write_text(json.dumps(plan))
+    sources = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    profile(sources, tmp_path / "p.jsonl")
+    found = [
+        (line["expected_num_rollouts"], line["missing_num_rollouts"]) for line in read(tmp_path / "p.jsonl")
+    ]
+    assert found == [(2, 0), (4, 2)]
+    (tmp_path / "b_manifest.json").unlink()  # as many as any task has, where nothing says it
+    write_rows(tmp_path / "b.jsonl", [rollout("b", repeat, 1.0) for repeat in range(3)])
+    profile(sources, tmp_path / "p.jsonl", overwrite=True)
+    assert [line["expected_num_rollouts"] for line in read(tmp_path / "p.jsonl")] == [2, 3]

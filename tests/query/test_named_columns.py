@@ -11,8 +11,9 @@ import pytest
 
 from rollbook.errors import UsageError
 from rollbook.query import session
+from rollbook.query.guard import parsed
 from rollbook.query.named_columns import named_columns
-from rollbook.query.session import Session, parsed
+from rollbook.query.session import Session
 
 
 @pytest.fixture

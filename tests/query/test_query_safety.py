@@ -9,7 +9,8 @@ import pytest
 
 from helpers.sample_run import SampleConfig, write_sample_run
 from rollbook.errors import RollbookError, UsageError
-from rollbook.query.session import Session, checked
+from rollbook.query.guard import checked
+from rollbook.query.session import Session
 
 
 @pytest.fixture(scope="module")

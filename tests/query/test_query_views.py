@@ -185,21 +185,6 @@ def test_tool_calls_of_collections_have_the_form_of_chat(tmp_path: Path) -> None
     assert orjson.loads(found) == [{"id": "c", "type": "function", "function": function}]
 
 
-def test_datasets_made_of_collections_count_only_by_name(tmp_path: Path) -> None:
-    """`rollouts.jsonl` and a filtered copy in one directory: a mean over both would be of neither."""
-    collected, made = tmp_path / "rollouts.jsonl", tmp_path / "good.jsonl"
-    collected.write_text('{"_rb_key":"a#0","reward":1}\n{"_rb_key":"b#0","reward":0}\n')
-    (tmp_path / "rollouts_manifest.json").write_text('{"meaning": {}}')
-    made.write_text('{"_rb_key":"a#0","reward":1}\n')
-    (tmp_path / "good_manifest.json").write_text('{"command": "filter"}')
-    assert rows("select run, avg(reward) from rollouts group by all", tmp_path) == [("rollouts", 0.5)]
-    assert Session([tmp_path]).sources.left_out == [made]
-    assert rows("select count(*) from rollouts", tmp_path, made) == [(3,)]
-    assert Session([tmp_path, made]).sources.left_out == []
-    collected.unlink()
-    assert rows("select run from rollouts", tmp_path) == [("good",)]
-
-
 def test_patterns_that_no_shell_expanded(collection: Path, tmp_path: Path) -> None:
     assert rows("select count(*) from rollouts", collection / "o*.jsonl") == [(18,)]
     assert rows("select count(*) from failures", collection / "o*") == [(2,)]
@@ -375,7 +360,7 @@ def test_a_run_that_is_being_written(tmp_path: Path) -> None:
 
 def test_nothing_to_query(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(UsageError, match="nothing to query here"):
+    with pytest.raises(UsageError, match="nothing to read here"):
         Session([tmp_path])
     with pytest.raises(UsageError, match="no such file"):
         Session([tmp_path / "none"])

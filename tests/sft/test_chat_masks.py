@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollbook.data.rows import Row
 from rollbook.errors import BadLineError
 from rollbook.policies.chat_format import ChatFormat
 from rollbook.policies.chat_masks import Masked
 from rollbook.policies.chat_template import TemplateError
+from rollbook.records.rows import Row
 from rollbook.sft.conversations import Conversation, conversation_of
 from rollbook.sft.settings import DatasetSettings, DataSettings
 from rollbook.sft.token_store import Corpus, tokenise

@@ -13,8 +13,8 @@ import yaml
 
 from rollbook.data.llamafactory import Unsuitable, conversation_row, dataset_name, read_call
 from rollbook.data.output import RowOutput
-from rollbook.data.rows import Row, read_rows
 from rollbook.errors import BadFileError, BadLineError, RollbookError, UsageError
+from rollbook.records.rows import Row, read_rows
 from rollbook.runs.saved_models import newest_model
 from rollbook.sft import llamafactory
 from rollbook.sft.conversations import conversation_of

@@ -61,12 +61,13 @@ def query(
 def _answer(
     sql: str, paths: list[str], chosen: Format, output: Path | None, *, overwrite: bool, memory: str
 ) -> None:
+    from rollbook.cli.output import printable
     from rollbook.query.session import Session
 
     session = Session(paths, memory=memory)
-    if left_out := session.sources.left_out:
-        what = f"{len(left_out)} dataset{'' if len(left_out) == 1 else 's'} beside collections"
-        print(f"left out: {what}, such as {left_out[0].name}; name them to read them", file=sys.stderr)
+    if skipped := session.sources.skipped:
+        more = f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
+        print(printable(f"skipped {skipped[0].path}: {skipped[0].why}{more}"), file=sys.stderr)
     if output is not None:
         from rollbook.query.output import write_file
 

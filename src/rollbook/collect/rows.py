@@ -17,14 +17,15 @@ import orjson
 
 from rollbook.policies.conversion import from_chat, responses_tools, to_chat
 from rollbook.records.plain import encode, to_plain
-from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, STEPS, TASK_INDEX, key_of
+from rollbook.records.row_keys import KEY, METRICS, ROLLOUT_INDEX, STEPS, TASK_INDEX, key_of
 from rollbook.records.turns import Turn, Usage
 from rollbook.rollouts.types import Completion, Episode, FailureKind, Task
 
 _NAMES = ("task_id", "id")  # by which a task is known
 _OWN_FIELDS = frozenset(
-    {KEY, TASK_INDEX, ROLLOUT_INDEX, STEPS, "responses_create_params", "response", "reward"}
+    {KEY, TASK_INDEX, ROLLOUT_INDEX, STEPS, METRICS, "responses_create_params", "response", "reward"}
 )
+_NO_METRICS = ("stop_reason", "num_turns", "logs")
 # As quick as orjson, which makes floats of whole numbers past 64 bits.
 _decode = msgspec.json.Decoder().decode
 
@@ -91,11 +92,17 @@ def output_line(item: Item, task: Task, episode: Episode) -> bytes:
     if len(episode.turns) > 1 and episode.turns[0].finish_reason is not None:
         # Of an episode played elsewhere only the whole is known.
         line[STEPS] = [_step(number, turn, episode) for number, turn in enumerate(episode.turns)]
+    metrics = []
     for name, value in _results(episode):
         is_free = name not in line and name not in row
-        line[name if is_free else _free_name(name, line, row)] = value
+        field = name if is_free else _free_name(name, line, row)
+        line[field] = value
+        if name not in _NO_METRICS:
+            metrics.append(field)
+    if metrics:
+        line[METRICS] = metrics
     for key, value in row.items():
-        if key not in line and key != STEPS:
+        if key not in line and key not in (STEPS, METRICS):
             line[key] = value
     try:
         return orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY)

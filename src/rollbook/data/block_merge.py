@@ -19,9 +19,9 @@ import xxhash
 from rollbook.data.job import DataJob
 from rollbook.data.output import RowOutput
 from rollbook.data.quick_check import Keys, NotQuick, hashes_of_keys
-from rollbook.data.rows import Advance
 from rollbook.forked import SharedWork
 from rollbook.records.row_blocks import line_blocks, line_parts
+from rollbook.records.rows import Progress
 
 _FEW_BYTES = 16 << 20  # are not worth a process
 _PART_BYTES = 32 << 20
@@ -37,7 +37,7 @@ class _Part(NamedTuple):
     end: int
 
 
-def merge_blocks(job: DataJob, directory: Path, advance: Advance) -> None:
+def merge_blocks(job: DataJob, directory: Path, advance: Progress) -> None:
     """Write all rows of the inputs as they are, with the newline a file may lack; or raise NotQuick."""
     assert job.output is not None
     parts = [_Part(path, *place) for path in job.paths for place in line_parts(path, _PART_BYTES)]
@@ -99,7 +99,7 @@ class _Check:
 class _Copier:
     """Copies file after file behind each other, and takes their digests on the way."""
 
-    def __init__(self, output: RowOutput, advance: Advance) -> None:
+    def __init__(self, output: RowOutput, advance: Progress) -> None:
         self._output, self._advance = output, advance
         self._written = self._pushed = 0
 

@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 
-from rollbook.data.inputs import ENDINGS, manifest_owner, manifest_path
-from rollbook.data.rows import read_rows
 from rollbook.data.shuffle import Words
 from rollbook.errors import UsageError
+from rollbook.query.connection import Kept
+from rollbook.records.datasets import ENDINGS, read_manifest, stem_of
 from rollbook.records.row_keys import TASK_INDEX, content_id, repeat_of, task_of
+from rollbook.records.rows import read_rows
 
+_BATCH = 60_000  # names
 PLANS = "plans"  # in the details of a merged file's manifest: name -> tasks, rollouts
 
 
@@ -36,7 +37,12 @@ class Planned(NamedTuple):
     plans: list[dict[str, Plan]]  # of each file, by the input that was collected; empty where nothing says it
     failed: int
     without: list[Path]  # files of which nothing says what they were to bring
-    repeats: int  # the most that were planned; 1 where none were
+    repeats_of: dict[Path, int]  # how often each task of a file was to be done; 0 where that is not known
+
+    @property
+    def repeats(self) -> int:
+        """The most that were planned; 1 where none were."""
+        return max([1, *self.repeats_of.values()])
 
     @property
     def once(self) -> dict[str, Plan]:
@@ -72,13 +78,13 @@ class Planned(NamedTuple):
 
 def planned_by(paths: Sequence[Path]) -> Planned:
     plans: list[dict[str, Plan]] = []
-    failed, repeats = 0, 1
+    failed, repeats = 0, {}
     for path in paths:
-        manifest = _manifest_of(path)
+        manifest = read_manifest(path)
         plans.append(_plans_of(path, manifest))
         failed += (manifest.get("coverage") or {}).get("failed", 0)
-        if isinstance(manifest.get("repeats"), int):
-            repeats = max(repeats, manifest["repeats"])
+        each = {plan.rollouts // plan.tasks for plan in plans[-1].values() if plan.tasks}
+        repeats[path] = each.pop() if len(each) == 1 else 0
     without = [path for path, known in zip(paths, plans, strict=True) if not known]
     return Planned(plans, failed, without, repeats)
 
@@ -93,17 +99,48 @@ def _plans_of(path: Path, manifest: Mapping[str, Any]) -> dict[str, Plan]:
     return {}
 
 
-def _manifest_of(path: Path) -> dict[str, Any]:
-    """What stands beside a file and tells of it, not of `x.jsonl` beside this `x.parquet`."""
-    beside = manifest_path(path)
-    try:
-        owner = manifest_owner(beside)
-        if owner is not None and owner.name != path.name:
-            return {}
-        found = orjson.loads(beside.read_bytes())
-    except FileNotFoundError:
-        return {}
-    return found if isinstance(found, dict) else {}
+def add_tasks(table: Kept, path: Path) -> int:
+    """How many tasks a file lists; their names go to the table `tasks`, each with the task's `place`.
+
+    A task without a name is known by its content, as `collect` names it (a second one that says the same as
+    `row-...~2`), and by its number to other collectors.
+    """
+    if not path.is_file() or stem_of(path.name) is None:
+        raise UsageError(f"--tasks {path}: no such file of tasks ({', '.join(ENDINGS)})")
+    names: list[str] = []
+    place = -1
+    for place, row in enumerate(read_rows(path)):
+        task = row.value()
+        given = task.get("task_id") if task.get("task_id") is not None else task.get("id")
+        index = task.get(TASK_INDEX)
+        names += (
+            "" if given is None else str(given),
+            content_id(task) if given is None else "",
+            f"index-{index if isinstance(index, int) else place}",
+        )
+        if len(names) >= _BATCH:
+            _add_names(table, place, names)
+            names = []
+    _add_names(table, place, names)
+    table.run(_TASKS)
+    return place + 1
+
+
+def _add_names(table: Kept, last: int, names: list[str]) -> None:
+    given, content, index = (np.array(names[start::3], dtype=object) for start in range(3))
+    places = np.arange(last + 1 - len(given), last + 1)
+    table.add("listed", place=places, given=given, content=content, alias=index)
+
+
+_TASKS = """
+    create table tasks as select name, min(place) as place from (
+        select place, alias as name from listed
+        union all select place, given from listed where given <> ''
+        union all select place, content || case when k > 1 then '~' || k else '' end
+        from (select *, row_number() over (partition by content order by place) as k from listed)
+        where content <> ''
+    ) group by name
+"""
 
 
 class TaskList:

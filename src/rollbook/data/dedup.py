@@ -22,10 +22,10 @@ from rollbook.data.job import DataJob, DataManifest
 from rollbook.data.near_duplicates import NearDuplicates
 from rollbook.data.output import RowOutput
 from rollbook.data.rollouts import prompt_of, reply_of
-from rollbook.data.rows import Advance, Row
 from rollbook.errors import UsageError
 from rollbook.policies.conversion import text_of
 from rollbook.records.row_keys import row_key, task_of
+from rollbook.records.rows import Progress, Row
 
 PASSES_OVER_INPUT = 2
 REPEATS = "_rb_repeats"  # on a rejected row: the key, or the place, of the row it repeats
@@ -45,7 +45,7 @@ def dedup(
     near: float | None = None,
     rejected: Path | None = None,
     overwrite: bool = False,
-    advance: Advance = lambda _: None,
+    advance: Progress = lambda _: None,
 ) -> DataManifest:
     """`on` is `task`, `prompt`, a field, or None for the whole row; `near` a Jaccard similarity."""
     if near is not None and not 0.5 <= near < 1:

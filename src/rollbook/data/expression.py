@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rollbook.data.expression_functions import FUNCTIONS, Trouble, regex_test, type_name
-from rollbook.data.numbers import is_number
 from rollbook.errors import UsageError
+from rollbook.records.numbers import is_number
 
 LONGEST = 10_000  # characters
 _DEEPEST = 100

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from rollbook.data.numbers import is_number
+from rollbook.records.numbers import is_number
 
 _MANY = 20
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from rollbook.data.expression import Expression
 from rollbook.data.job import DataJob, DataManifest
-from rollbook.data.rows import Advance
 from rollbook.errors import UsageError
+from rollbook.records.rows import Progress
 
 _PLACES = 5
 _FIELDS_SHOWN = 30
@@ -29,7 +29,7 @@ def filter_rows(
     where: str,
     rejected: Path | None = None,
     overwrite: bool = False,
-    advance: Advance = lambda _: None,
+    advance: Progress = lambda _: None,
 ) -> DataManifest:
     condition = Expression(where)
     reasons: Counter[str] = Counter()

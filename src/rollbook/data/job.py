@@ -24,16 +24,17 @@ import msgspec
 import orjson
 import xxhash
 
-from rollbook.data.inputs import Inputs, find_inputs, manifest_owner, manifest_path
 from rollbook.data.output import RowOutput, refuse_existing
-from rollbook.data.rows import Advance, Row, RowCount, read_rows
 from rollbook.errors import BadFileError, UsageError
 from rollbook.forked import SharedWork, cores
 from rollbook.records.atomic import write_atomic
+from rollbook.records.datasets import manifest_owner, manifest_path
 from rollbook.records.plain import utc_now
+from rollbook.records.rows import Progress, Row, RowCount, read_rows
 from rollbook.records.run_info import versions
+from rollbook.runs.resolve import Inputs, find_inputs
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _HASHED_AT_ONCE = 1 << 18
 _MANY_BYTES = 16 << 20  # are worth a process
 _MOST_COPIES = 3
@@ -50,8 +51,9 @@ class DataManifest(msgspec.Struct, kw_only=True):
     schema_version: int = SCHEMA_VERSION
     command: str
     created_at: str = msgspec.field(default_factory=utc_now)
+    directory: str = ""  # where it was typed: paths are relative to it
     inputs: list[InputRecord] = []
-    left_out: list[str] = []  # files beside a collection that its name's pattern matched
+    left_out: dict[str, str] = {}  # files that a directory or pattern matched and that were skipped, and why
     arguments: dict[str, Any] = {}
     seed: int | None = None
     output: str | None = None
@@ -77,20 +79,22 @@ class DataJob:
         seed: int | None = None,
         overwrite: bool = False,
         takes_digests: bool = True,  # else the command takes them as it reads: `set_digest`
-        advance: Advance = lambda _: None,
+        advance: Progress = lambda _: None,
     ) -> None:
         found = inputs if isinstance(inputs, Inputs) else find_inputs(inputs)
         self.paths = found.paths
         self.counts: Counter[str] = Counter()
         self.manifest = DataManifest(
             command=command,
-            left_out=[str(path) for path in found.left_out],
+            left_out={str(path): why for path, why in found.skipped},
+            directory=str(Path.cwd()),
             arguments=dict(arguments or {}),
             seed=seed,
             output=str(output) if output else None,
         )
         self._advance = advance
         self._seen = {path: RowCount() for path in self.paths}
+        self.ends = {path: path.stat().st_size for path in self.paths}
         self._output = output
         self._also = list(also)
         self._overwrite = overwrite
@@ -158,7 +162,7 @@ class DataJob:
         """The rows of one input, or of all of them one after another."""
         for chosen in self.paths if path is None else [path]:
             seen = RowCount()
-            yield from read_rows(chosen, self._advance, seen)
+            yield from read_rows(chosen, end=self.ends[chosen], progress=self._advance, count=seen)
             self._seen[chosen] = seen  # only a pass that saw the end knows how many there are
 
     def write(self, data: bytes) -> None:
@@ -210,12 +214,12 @@ def _refuse_to_overwrite_an_input(output: Path, inputs: Sequence[Path]) -> None:
 def _refuse_foreign_manifest(output: Path) -> None:
     """`rollouts.parquet` beside `rollouts.jsonl` must not take the name of its manifest."""
     path = manifest_path(output)
+    if not path.exists():
+        return
     try:
         owner = manifest_owner(path)
     except BadFileError:
         owner = None
-    except (FileNotFoundError, NotADirectoryError):
-        return
     if owner is None or (owner.name != output.name and owner.exists()):
         raise UsageError(
             f"{path} belongs to {owner or 'another file'}, and {output.name} would share it; "

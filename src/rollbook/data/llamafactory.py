@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 import orjson
 
-from rollbook.data.inputs import ENDINGS
 from rollbook.errors import BadFileError, LockedError, UsageError
 from rollbook.policies.conversion import text_of
 from rollbook.records.atomic import write_atomic
+from rollbook.records.datasets import ENDINGS
 from rollbook.records.locks import FileLock
 
 DATASET_INFO = "dataset_info.json"

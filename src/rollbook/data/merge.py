@@ -22,10 +22,10 @@ from rollbook.data.external_sort import ExternalSort
 from rollbook.data.job import DataJob, DataManifest
 from rollbook.data.quick_check import NotQuick, can_be_quick
 from rollbook.data.repeated_keys import Pairs, RepeatedKeys
-from rollbook.data.rows import Advance, Row
 from rollbook.data.scratch import scratch_beside
 from rollbook.errors import BadLineError, UsageError
 from rollbook.records.row_keys import ROLLOUT_INDEX, TASK_INDEX, repeat_of, row_key
+from rollbook.records.rows import Progress, Row
 
 _SHOWN_DUPLICATES = 5
 _LAST = (1 << 64) - 1
@@ -48,7 +48,7 @@ def merge(
     tasks: Path | None = None,
     repeats: int | None = None,
     overwrite: bool = False,
-    advance: Advance = lambda _: None,
+    advance: Progress = lambda _: None,
 ) -> DataManifest:
     """Write all rows to one file; `ordered` by task and repeat, in the order of `tasks` if that is given."""
     if repeats is not None and repeats < 1:
@@ -82,7 +82,7 @@ def merge(
     return _RowMerge(new_job(), planned, task_list, ordered, duplicates).write_to(output)
 
 
-def _merge_blocks(job: DataJob, output: Path, planned: Planned, advance: Advance) -> DataManifest:
+def _merge_blocks(job: DataJob, output: Path, planned: Planned, advance: Progress) -> DataManifest:
     if not can_be_quick(job.paths):
         raise NotQuick
     with job, scratch_beside(output) as directory:
@@ -198,17 +198,17 @@ class _RowMerge:
         ]
         more = f"\n  ... and {len(repeated) - len(shown)} more" if len(repeated) > len(shown) else ""
         why = texts[0] + "".join(others) + more + "\nkeep the first of each with --duplicates first"
-        return rows[shown[0][0]].refuse(why)
+        return rows[shown[0][0]].error(why)
 
 
 def _own_place(row: Row) -> tuple[int, int]:
     value = row.value()
     index = value.get(TASK_INDEX)
     if not isinstance(index, int) or index < 0:
-        raise row.refuse(f"no {TASK_INDEX} to order by; name the list of tasks with --tasks FILE")
+        raise row.error(f"no {TASK_INDEX} to order by; name the list of tasks with --tasks FILE")
     repeat = repeat_of(value)
     if repeat is None:
-        raise row.refuse(f"no {ROLLOUT_INDEX} to order by; name the list of tasks with --tasks FILE")
+        raise row.error(f"no {ROLLOUT_INDEX} to order by; name the list of tasks with --tasks FILE")
     return index, repeat
 
 

@@ -15,13 +15,13 @@ from typing import Any
 import orjson
 
 from rollbook.data.external_sort import ExternalSort
-from rollbook.data.inputs import Inputs, find_inputs
 from rollbook.data.job import DataJob, DataManifest
 from rollbook.data.row_index import Found, RowIndex
-from rollbook.data.rows import Advance
 from rollbook.data.scratch import scratch_beside
 from rollbook.data.shares import Shortfall, Source, parse_sources, plan_counts
 from rollbook.data.shuffle import chosen_blocks, numbers_of, row_blocks, stream
+from rollbook.records.rows import Progress
+from rollbook.runs.resolve import Inputs, find_inputs
 
 
 def mix(
@@ -33,15 +33,15 @@ def mix(
     shortfall: Shortfall = Shortfall.ERROR,
     source_key: str = "source",
     overwrite: bool = False,
-    advance: Advance = lambda _: None,
+    advance: Progress = lambda _: None,
 ) -> DataManifest:
     """Write the mix of `name=path[,path...]:share` sources; without a total, as large as the shares allow."""
     parsed = parse_sources(sources)
     found = {source.name: find_inputs(source.words) for source in parsed}
     paths = {path.resolve(): path for inputs in found.values() for path in inputs.paths}
     arguments = {"sources": list(sources), "total": total, "shortfall": shortfall, "source_key": source_key}
-    left_out = [path for inputs in found.values() for path in inputs.left_out]
-    every = Inputs(list(paths.values()), left_out)
+    skipped = [file for inputs in found.values() for file in inputs.skipped]
+    every = Inputs(list(paths.values()), skipped)
     job = DataJob("mix", every, output, arguments=arguments, seed=seed, overwrite=overwrite)
     with job, scratch_beside(output) as directory:
         indexes = {

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from rollbook.data.inputs import ENDINGS
-from rollbook.data.rows import COMPRESSED
 from rollbook.errors import UsageError, WriteError
 from rollbook.records.atomic import fsync_directory, make_directory
+from rollbook.records.datasets import ENDINGS
+from rollbook.records.rows import COMPRESSED
 
 # Not a multiple of a page: a large buffer begins 16 bytes into one, and from there to the beginning of a page
 # of the file some processors (AMD's EPYC, measured) copy at a fifth of their speed.

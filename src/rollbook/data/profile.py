@@ -14,25 +14,31 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import orjson
 
 from rollbook.data.coverage import Planned, planned_by
 from rollbook.data.job import DataJob, DataManifest
-from rollbook.data.rows import Advance
+from rollbook.data.rollout_table import rollout_table, rows_at, task_fields
 from rollbook.data.scratch import scratch_beside
-from rollbook.data.table import RolloutTable, pick
-from rollbook.data.task_fields import TaskFields
 from rollbook.errors import UsageError
+from rollbook.query.connection import Kept
 from rollbook.records.row_keys import TASK_INDEX
+from rollbook.records.rows import Progress
 
 PASSES_OVER_INPUT = 2
-_QUESTION = """
+PROFILES = """
     select
-        min(row), any_value(task), min(task_index), count(*), count(reward),
+        task_id, min(n) as first, min(task_index), count(*), count(reward),
         count(*) filter (reward >= ?),
         avg(reward), stddev_samp(reward), min(reward), max(reward), median(reward),
         avg(output_tokens), max(output_tokens), avg(input_tokens), count(*) filter (truncated)
-    from rollouts group by task order by min(row)
+    from kept group by task_id
+"""
+# How often each task was to be done by the manifests of the files it is in, where all of them say so.
+_EXPECTED = """
+    select task_id, case when bool_and(repeats is not null) then sum(repeats) end
+    from (select distinct task_id, file from kept) left join repeats using (file) group by task_id
 """
 
 
@@ -55,8 +61,8 @@ class Band(NamedTuple):
 
 
 class TaskProfile(NamedTuple):
-    row: int  # the first row of the task in the dataset
     task_id: str
+    first: int  # the number of its first row in the dataset
     task_index: int | None
     rollouts: int
     rewarded: int
@@ -87,11 +93,6 @@ def pass_at_k(rollouts: int, passed: int, k: int) -> float | None:
     return 1.0 - math.comb(rollouts - passed, k) / math.comb(rollouts, k)
 
 
-def task_profiles(table: RolloutTable, pass_reward: float) -> Iterator[TaskProfile]:
-    """In the order in which the tasks first appear."""
-    return (TaskProfile(*line) for line in table.ask(_QUESTION, [pass_reward]))
-
-
 def profile(
     inputs: Sequence[str | Path],
     output: Path | None,
@@ -100,34 +101,41 @@ def profile(
     ks: Sequence[int] = (),
     band: Band | None = None,
     overwrite: bool = False,
-    advance: Advance = lambda _: None,
+    advance: Progress = lambda _: None,
 ) -> DataManifest:
-    """One line a task; with a band, only of the tasks whose pass rate is in it."""
+    """One line per task; with a band, only of the tasks whose pass rate is in it."""
     arguments = {"pass_reward": pass_reward, "k": list(ks), "band": list(band) if band else None}
     with (
         DataJob("profile", inputs, output, arguments=arguments, overwrite=overwrite, advance=advance) as job,
-        scratch_beside(output) as directory,
-        TaskFields(directory) as fields,
-        RolloutTable(job.rows(), directory, fields.note if output is not None else None) as table,
+        scratch_beside(output) as scratch,
+        rollout_table(job, scratch) as table,
     ):
+        planned = planned_by(job.paths)
         ks = ks or _powers_of_two(table)
         summary = _Summary(ks)
-        expected = table.one("select max(n) from (select count(*) n from rollouts group by task)")[0] or 0
-        first = table.row_numbers("select min(row) from rollouts group by task")
+        first = table.numbers("select min(n) from kept group by task_id")
         # Both come in the order in which the tasks first appear, so neither has to be held.
-        samples = pick(job.rows(), first) if output is not None else repeat(None)
-        not_the_tasks = fields.of_rollouts()
-        for task, sample in zip(task_profiles(table, pass_reward), samples, strict=False):
+        samples = rows_at(job, first) if output is not None else repeat(None)
+        for (task, expected), sample in zip(_profiles(table, planned, pass_reward), samples, strict=False):
             summary.add(task)
             if not task.is_in(band):
                 job.count("tasks_outside_band")
             elif sample is not None:
-                own = {k: v for k, v in sample[1].value().items() if k not in not_the_tasks}
-                job.write(orjson.dumps(_line(task, ks, expected, own)))
-        planned = planned_by(job.paths)
+                job.write(orjson.dumps(_line(task, ks, expected, task_fields(sample[1]))))
         job.manifest.details = summary.report(planned.tasks)
         job.manifest.coverage = summary.coverage(planned)
     return job.manifest
+
+
+def _profiles(table: Kept, planned: Planned, pass_reward: float) -> Iterator[tuple[TaskProfile, int]]:
+    """Each with the rollouts that were expected: as many as of any task, where no manifest knows better."""
+    files = {str(path.absolute()): repeats for path, repeats in planned.repeats_of.items() if repeats}
+    columns = np.array(list(files), dtype=object), np.array(list(files.values()), dtype=np.int64)
+    table.add("repeats", file=columns[0], repeats=columns[1])
+    most = table.one("select max(n) from (select count(*) as n from kept group by task_id)")[0]
+    question = f"from ({PROFILES}) join ({_EXPECTED}) using (task_id) order by first"
+    for *line, expected in table.ask(question, [pass_reward]):
+        yield TaskProfile(*line), int(expected or most)
 
 
 def _line(task: TaskProfile, ks: Sequence[int], expected: int, sample: dict[str, Any]) -> dict[str, Any]:
@@ -156,8 +164,8 @@ def _line(task: TaskProfile, ks: Sequence[int], expected: int, sample: dict[str,
     }
 
 
-def _powers_of_two(table: RolloutTable) -> list[int]:
-    most = table.one("select max(n) from (select count(reward) n from rollouts group by task)")[0] or 1
+def _powers_of_two(table: Kept) -> list[int]:
+    most = table.one("select max(n) from (select count(reward) as n from kept group by task_id)")[0] or 1
     return [2**power for power in range(most.bit_length()) if 2**power <= most]
 
 

@@ -4,15 +4,15 @@ Each stored reply is played to the environment as if the policy had just given i
 fair to an environment whose grade depends on nothing but the task and the replies, which is what `stateless`
 says; others are refused unless asked for. What the environment answered this time is compared with what it
 answered then, and every change of reward is in the report. The old reward stays in the row (`reward_before`)
-and so does what the old grading measured (`metrics_before`): what the new one measures too, the logs, and
-every field that differs between rollouts of one task, which is how a metric is told from the task's fields.
+and so does what the old grading measured (`metrics_before`): the metrics that the row names in `_rb_metrics`,
+what the new grading measures too, and the logs.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,12 @@ import orjson
 
 from rollbook.data.job import DataJob, DataManifest
 from rollbook.data.rollouts import reward_of, stored_reply
-from rollbook.data.rows import Advance, Row, read_rows
-from rollbook.data.scratch import scratch_beside
-from rollbook.data.task_fields import TaskFields
 from rollbook.envs.agents import EnvironmentAgent
 from rollbook.envs.source import EnvironmentSource
 from rollbook.errors import RollbookError, UsageError
 from rollbook.policies.conversion import text_of, to_chat
-from rollbook.records.row_keys import KEY, STEPS, repeat_of, task_of
+from rollbook.records.row_keys import KEY, METRICS, STEPS, repeat_of, task_of
+from rollbook.records.rows import Progress, Row
 from rollbook.rollouts.types import Completion, Episode, FailureKind, Message, Request, RolloutFailure, Task
 
 OLD_REWARD, OLD_METRICS, _ERROR = "reward_before", "metrics_before", "reverify_error"
@@ -45,14 +43,14 @@ def reverify(
     force: bool = False,
     pass_reward: float = 1.0,
     overwrite: bool = False,
-    advance: Advance = lambda _: None,
+    advance: Progress = lambda _: None,
 ) -> DataManifest:
     """`env` is the environment of a config: its name and settings."""
     source = _grader(env, force)
     with DataJob(
         "reverify", inputs, output, arguments={"env": dict(env)}, overwrite=overwrite, advance=advance
     ) as job:
-        changes = _Changes(pass_reward, metrics=_differing_fields(job.paths, output) | {_LOGS})
+        changes = _Changes(pass_reward)
         asyncio.run(_grade_and_close(job, source, changes))
         job.manifest.details = changes.report()
         if changes.failed and changes.failed == job.rows_in:
@@ -61,13 +59,6 @@ def reverify(
                 f"{'; '.join(changes.first_failures.values())}; mend that, or choose another grader"
             )
     return job.manifest
-
-
-def _differing_fields(paths: Sequence[Path], output: Path) -> frozenset[str]:
-    with scratch_beside(output) as directory, TaskFields(directory) as fields:
-        for row in chain.from_iterable(map(read_rows, paths)):
-            fields.note(task_of(value := row.value()), value)
-        return fields.differing()
 
 
 def _grader(env: Mapping[str, Any], force: bool) -> EnvironmentSource:
@@ -118,7 +109,7 @@ async def _grade(row: Row, source: EnvironmentSource) -> tuple[dict[str, Any], E
             repeat=repeat_of(value) or 0,
         )
     except (KeyError, TypeError, AttributeError):
-        raise row.refuse("has no responses_create_params.input, so there is nothing to grade") from None
+        raise row.error("has no responses_create_params.input, so there is nothing to grade") from None
     agent = EnvironmentAgent(source, _Replay(replies), max_turns=len(replies))
     try:
         return value, await agent.run(task)
@@ -133,7 +124,7 @@ def _take_over(value: dict[str, Any], episode: Episode, job: DataJob, changes: _
     if told[: len(now)] != now[: len(told)]:
         job.count("environment_answered_otherwise")
     changes.add(value.get(KEY), old, episode.reward)
-    _replace_metrics(value, episode, changes.metrics)
+    _replace_metrics(value, episode)
     value[OLD_REWARD] = old
     value["reward"] = episode.reward
     if isinstance(value.get(STEPS), list):
@@ -149,8 +140,10 @@ def _graded_again(steps: list[dict[str, Any]], episode: Episode) -> list[dict[st
     ]
 
 
-def _replace_metrics(value: dict[str, Any], episode: Episode, old_names: frozenset[str]) -> None:
-    """Nothing that the old grading measured may stand beside the new reward as if it belonged to it."""
+def _replace_metrics(value: dict[str, Any], episode: Episode) -> None:
+    """What the old grading measured must not look like a measurement of the new one."""
+    named = value.get(METRICS)
+    old_names = {_LOGS, *(named if isinstance(named, list) else ())} - _NO_METRICS
     new: dict[str, Any] = {}
     for turn in episode.turns:
         new |= {name: number for name, number in turn.metrics.items() if name not in _NO_METRICS}
@@ -160,6 +153,7 @@ def _replace_metrics(value: dict[str, Any], episode: Episode, old_names: frozens
     if before := {name: value.pop(name) for name in sorted((old_names | new.keys()) & value.keys())}:
         value[OLD_METRICS] = before
     value |= new
+    value[METRICS] = [name for name in new if name != _LOGS]
 
 
 class _Replay:
@@ -182,9 +176,8 @@ def _stored_replies(value: Mapping[str, Any]) -> list[Message]:
 class _Changes:
     """What became of the rewards."""
 
-    def __init__(self, pass_reward: float, metrics: frozenset[str]) -> None:
+    def __init__(self, pass_reward: float) -> None:
         self._pass = pass_reward
-        self.metrics = frozenset(name for name in metrics - _NO_METRICS if not name.startswith("_"))
         self.failed = 0
         self.first_failures: dict[FailureKind, str] = {}
         self._same = self._up = self._down = self._new = 0

@@ -1,8 +1,8 @@
 """Task rows for RL, each with the pass rate that its rollouts showed.
 
-With the file the tasks came from, its rows are used as they are; without it, a task's row is what its first
-rollout carried along, less what differs between rollouts of one task. A band of pass rates makes it a
-curriculum: neither hopeless nor solved.
+With the file the tasks came from, its rows are used as they are. Without it, a task's row is what its first
+rollout carried along, less the metrics it names in `_rb_metrics`; rows of other collectors do not say which
+fields are metrics, and keep them. A band of pass rates makes it a curriculum: neither hopeless nor solved.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from typing import Any
 
 import orjson
 
-from rollbook.data.coverage import TaskList
+from rollbook.data.coverage import add_tasks
 from rollbook.data.job import DataJob, DataManifest
-from rollbook.data.profile import Band, TaskProfile, task_profiles
-from rollbook.data.rows import Advance, read_rows
+from rollbook.data.profile import PROFILES, Band, TaskProfile
+from rollbook.data.rollout_table import rollout_table, rows_at, task_fields
 from rollbook.data.scratch import scratch_beside
-from rollbook.data.table import RolloutTable, pick
-from rollbook.data.task_fields import TaskFields
 from rollbook.errors import UsageError
-from rollbook.records.row_keys import KEY, key_of
+from rollbook.query.connection import Kept
+from rollbook.records.rows import Progress, read_rows
 
 PASSES_OVER_INPUT = 2
 
@@ -34,50 +33,52 @@ def rl(
     pass_reward: float = 1.0,
     band: Band | None = None,
     overwrite: bool = False,
-    advance: Advance = lambda _: None,
+    advance: Progress = lambda _: None,
 ) -> DataManifest:
     arguments: dict[str, Any] = {"tasks": str(tasks) if tasks else None, "pass_reward": pass_reward}
     arguments["band"] = list(band) if band else None
     with (
         DataJob("rl", inputs, output, arguments=arguments, overwrite=overwrite, advance=advance) as job,
-        scratch_beside(output) as directory,
-        TaskFields(directory) as fields,
-        RolloutTable(job.rows(), directory, fields.note if tasks is None else None) as table,
+        scratch_beside(output) as scratch,
+        rollout_table(job, scratch) as table,
     ):
         if tasks is None:
-            first = table.row_numbers("select min(row) from rollouts group by task")
-            found = zip(task_profiles(table, pass_reward), pick(job.rows(), first), strict=False)
-            not_the_tasks = fields.of_rollouts()
-            for task, (_, row) in found:
-                own = {key: value for key, value in row.value().items() if key not in not_the_tasks}
-                _write(job, own, task, band)
+            profiles = table.ask(f"{PROFILES} order by first", [pass_reward])
+            first = table.numbers("select min(n) from kept group by task_id")
+            for line, (_, row) in zip(profiles, rows_at(job, first), strict=True):
+                _write(job, task_fields(row), TaskProfile(*line), band)
         else:
+            add_tasks(table, tasks)
+            _refuse_other_tasks(table, tasks)
             _join(job, table, tasks, pass_reward, band)
     return job.manifest
 
 
-def _join(job: DataJob, table: RolloutTable, tasks: Path, pass_reward: float, band: Band | None) -> None:
-    """The rows of the task file in their order; the profiles of a file's tasks fit in memory."""
-    listed = TaskList(tasks, repeats=1)
-    profiles: dict[int, TaskProfile] = {}
-    unknown: list[str] = []
-    for task in task_profiles(table, pass_reward):
-        place = listed.place_of({KEY: key_of(task.task_id, 0)})
-        if place is None:
-            unknown.append(task.task_id)
-        elif (other := profiles.setdefault(place[0], task)) is not task:
-            raise UsageError(
-                f"{other.task_id} and {task.task_id} of the rollouts are the same task of {tasks}; "
-                "give rollouts of one collector at a time"
-            )
-    if unknown:
+def _refuse_other_tasks(table: Kept, tasks: Path) -> None:
+    unknown = "from (select distinct task_id from kept) anti join tasks on task_id = name"
+    if count := table.one(f"select count(*) {unknown}")[0]:
+        some = ", ".join(name for (name,) in table.ask(f"select task_id {unknown} order by 1 limit 3"))
         raise UsageError(
-            f"{len(unknown)} tasks of the rollouts are not in {tasks} (among them {', '.join(unknown[:3])}); "
+            f"{count} tasks of the rollouts are not in {tasks} (among them {some}); "
             "give the file they were collected from, or leave out --tasks"
         )
+    twice = "select list(distinct task_id order by task_id) as names from kept join tasks on task_id = name"
+    for (names,) in table.ask(f"{twice} group by place having len(names) > 1 order by place limit 1"):
+        raise UsageError(
+            f"{' and '.join(names)} of the rollouts are the same task of {tasks}; "
+            "give rollouts of one collector at a time"
+        )
+
+
+def _join(job: DataJob, table: Kept, tasks: Path, pass_reward: float, band: Band | None) -> None:
+    """The rows of the task file in their order, each with its profile."""
+    placed = f"select place, p.* from ({PROFILES}) p join tasks on task_id = name order by place"
+    profiles = table.ask(placed, [pass_reward])
+    place, *profile = next(profiles, (None,))
     for number, row in enumerate(read_rows(tasks)):
-        if number in profiles:
-            _write(job, row.value(), profiles[number], band)
+        if number == place:
+            _write(job, row.fields(), TaskProfile(*profile), band)
+            place, *profile = next(profiles, (None,))
         else:
             job.count("tasks_without_rollouts")
 

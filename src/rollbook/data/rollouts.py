@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rollbook.data.numbers import as_number
 from rollbook.policies.chat_template import with_objects
 from rollbook.policies.conversion import chat_tools, one_reply, to_chat
+from rollbook.records.numbers import as_number
 from rollbook.rollouts.types import Message
 
 Value = dict[str, Any]
-_COUNTS = range(2**63)  # of tokens: what every reader takes for a whole number
 
 
 class Unusable(Exception):
@@ -42,22 +41,6 @@ def exchange_of(row: Mapping[str, Any]) -> Exchange:
 def reward_of(row: Mapping[str, Any]) -> float | None:
     """A missing reward is never a zero."""
     return as_number(row.get("reward"))
-
-
-def output_tokens_of(row: Mapping[str, Any]) -> int | None:
-    return _usage(row).get("output_tokens")
-
-
-def input_tokens_of(row: Mapping[str, Any]) -> int | None:
-    return _usage(row).get("input_tokens")
-
-
-def is_truncated(row: Mapping[str, Any]) -> bool:
-    """Cut off by a limit of tokens or turns: not an example of how to finish."""
-    response = row.get("response")
-    status = response.get("status") if isinstance(response, Mapping) else None
-    is_said = as_number(row.get("truncated")) == 1  # as gymnasium says it
-    return is_said or status == "incomplete" or row.get("stop_reason") in ("length", "max_turns")
 
 
 def prompt_of(row: Mapping[str, Any]) -> list[Message]:
@@ -123,14 +106,6 @@ def _chat(items: Any, instructions: Any = None) -> list[Message]:
         return messages if all(isinstance(call.get("function") or {}, dict) for call in calls) else []
     except (TypeError, KeyError, AttributeError, ValueError):  # an item that is no message
         return []
-
-
-def _usage(row: Mapping[str, Any]) -> dict[str, int]:
-    response = row.get("response")
-    usage = response.get("usage") if isinstance(response, Mapping) else None
-    if not isinstance(usage, Mapping):
-        return {}
-    return {key: value for key, value in usage.items() if type(value) is int and value in _COUNTS}
 
 
 def _is_tool(tool: Any) -> bool:

@@ -14,11 +14,11 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from rollbook.data.rows import COMPRESSED, Advance, Row, RowCount, read_rows
 from rollbook.data.shuffle import Words
 from rollbook.errors import BadLineError
 from rollbook.records.jsonl import read_lines
 from rollbook.records.row_blocks import line_blocks, odd_lines
+from rollbook.records.rows import COMPRESSED, Progress, Row, RowCount, read_rows
 
 _BLOCK = 1 << 20
 _READ_AHEAD = 1 << 14
@@ -44,7 +44,7 @@ class Found(NamedTuple):
 class RowIndex:
     """The rows of one source, its files one after another, by number from 0."""
 
-    def __init__(self, paths: list[Path], directory: Path, advance: Advance = lambda _: None) -> None:
+    def __init__(self, paths: list[Path], directory: Path, advance: Progress = lambda _: None) -> None:
         self._places_path = _new_name(directory, "places")
         self.files: list[Indexed] = []
         self.rows = 0
@@ -92,18 +92,18 @@ class RowIndex:
         return chosen
 
 
-def _plain_copy(path: Path, directory: Path, advance: Advance) -> tuple[Path, int]:
+def _plain_copy(path: Path, directory: Path, advance: Progress) -> tuple[Path, int]:
     """The rows as lines, checked, and how many blank lines were left out."""
     seen = RowCount()
     copy = _new_name(directory, "lines")
     with copy.open("xb", buffering=_BLOCK) as target:
-        for row in read_rows(path, advance, seen):
+        for row in read_rows(path, progress=advance, count=seen):
             row.value()
             target.write(row.data + b"\n")
     return copy, seen.blank
 
 
-def _index(lines: Path, path: Path, places: IO[bytes], advance: Advance) -> int:
+def _index(lines: Path, path: Path, places: IO[bytes], advance: Progress) -> int:
     """Append start and end of each line that holds a row; returns how many lines are blank."""
     blank = 0
     for block in line_blocks(lines):

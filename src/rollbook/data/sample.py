@@ -16,11 +16,11 @@ import numpy as np
 from rollbook.data.external_sort import ExternalSort
 from rollbook.data.job import DataJob, DataManifest
 from rollbook.data.row_index import RowIndex
-from rollbook.data.rows import Advance
 from rollbook.data.scratch import scratch_beside
 from rollbook.data.shuffle import BLOCK, Words, chosen_blocks, numbers_of, stream
 from rollbook.errors import UsageError
 from rollbook.records.row_keys import task_of
+from rollbook.records.rows import Progress
 
 
 def sample(
@@ -33,7 +33,7 @@ def sample(
     shuffle: bool = False,
     seed: int = 0,
     overwrite: bool = False,
-    advance: Advance = lambda _: None,
+    advance: Progress = lambda _: None,
 ) -> DataManifest:
     """Write `count` rows, or a `fraction` of them; with `by_task`, of tasks with all their rows."""
     _check_size(count, fraction)
@@ -71,7 +71,7 @@ def _how_many(count: int | None, fraction: float | None, available: int, what: s
 
 
 def _rows(
-    job: DataJob, directory: Path, advance: Advance, count: int | None, fraction: float | None, seed: int
+    job: DataJob, directory: Path, advance: Progress, count: int | None, fraction: float | None, seed: int
 ) -> Iterator[bytes]:
     index = RowIndex(job.paths, directory, advance)
     for file in index.files:

@@ -7,9 +7,7 @@ cut off by a limit, nothing answered, not among the best of its task.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,16 +22,22 @@ from rollbook.data.llamafactory import (
     list_dataset,
     refuse_unreadable,
 )
+from rollbook.data.rollout_table import rollout_table, rows_at
 from rollbook.data.rollouts import Unusable, exchange_of, reward_of
-from rollbook.data.rows import Advance, Row
 from rollbook.data.scratch import scratch_beside
-from rollbook.data.table import RolloutTable, pick
-from rollbook.data.verdicts import Verdicts
+from rollbook.query.connection import Kept
 from rollbook.records.row_keys import KEY, task_of
+from rollbook.records.rows import Progress, Row
 
 PASSES_OVER_INPUT = 2
 Format = Literal["messages", "llamafactory"]
 _GOOD = "reward >= ? and (not truncated or ?)"
+_BEST = """
+    select n from (
+        select n, row_number() over (partition by task_id order by reward desc, n) as place
+        from kept join examples using (n)
+    ) where place <= ? order by n
+"""
 
 
 def sft(
@@ -45,7 +49,7 @@ def sft(
     as_format: Format = "messages",
     keep_truncated: bool = False,
     overwrite: bool = False,
-    advance: Advance = lambda _: None,
+    advance: Progress = lambda _: None,
 ) -> DataManifest:
     """`best_of` keeps that many of each task's rollouts, the highest rewards first."""
     if as_format == "llamafactory":
@@ -53,55 +57,59 @@ def sft(
     threshold = float("-inf") if min_reward is None else min_reward
     arguments = {"min_reward": min_reward, "best_of": best_of, "format": as_format}
     arguments |= {"keep_truncated": keep_truncated}
-    verdicts = Verdicts(lambda value: _example(value, as_format))
     with (
         DataJob("sft", inputs, output, arguments=arguments, overwrite=overwrite, advance=advance) as job,
-        scratch_beside(output) as directory,
-        RolloutTable(job.rows(), directory, None if best_of is None else verdicts.note) as table,
+        scratch_beside(output) as scratch,
+        rollout_table(job, scratch) as table,
     ):
-        good = [threshold, keep_truncated]
         _count(job, table, threshold, keep_truncated)
-        if best_of is None:
-            numbers = table.row_numbers(f"select row from rollouts where {_GOOD}", good)
-        else:
-            question = f"select task, row from rollouts where {_GOOD} order by task, reward desc, row"
-            numbers = _best(job, table.ask(question, good), verdicts, best_of)
-        for _, row in pick(job.rows(), numbers):
-            _write(job, row, as_format)
+        good = table.numbers(f"select n from kept where {_GOOD}", [threshold, keep_truncated])
+        examples = _examples(job, rows_at(job, good), as_format)
+        if best_of is not None:
+            examples = _best(job, examples, table, best_of, scratch)
+        for _, example in examples:
+            job.write(example)
     if as_format == "llamafactory":
         list_dataset(output, DatasetEntry(), job.manifest.rows_out)
     return job.manifest
 
 
+def _examples(
+    job: DataJob, rows: Iterable[tuple[int, Row]], as_format: Format
+) -> Iterator[tuple[int, bytes]]:
+    """Each row as an example, with its number; those that are none are counted."""
+    for number, row in rows:
+        value = row.value()
+        try:
+            made = _example(value, as_format)
+        except Unusable as reason:
+            job.count(str(reason))
+            continue
+        who = {"task_id": task_of(value), "reward": reward_of(value)}
+        if KEY in value:
+            who["rollout"] = value[KEY]
+        yield number, orjson.dumps(made | who)
+
+
 def _best(
-    job: DataJob, ranked: Iterable[tuple[Any, ...]], verdicts: Verdicts, best_of: int
-) -> np.ndarray[Any, Any]:
+    job: DataJob, examples: Iterable[tuple[int, bytes]], table: Kept, best_of: int, scratch: Path
+) -> Iterator[tuple[int, bytes]]:
     """The best examples of each task: a rollout that is none does not take the place of one that is."""
-    chosen = array("q")
-    for _, rollouts in groupby(ranked, key=itemgetter(0)):
-        left = best_of
-        for _, row in rollouts:
-            if reason := verdicts.reason(row):
-                job.count(reason)
-            elif left:
-                chosen.append(row)
-                left -= 1
+    numbers = array("q")
+    with (scratch / "examples").open("x+b") as spool:
+        for number, example in examples:
+            numbers.append(number)
+            spool.write(example + b"\n")
+        table.add("examples", n=np.asarray(numbers, dtype=np.int64))
+        chosen = table.ask(_BEST, [best_of])
+        following = next(chosen, (None,))[0]
+        spool.seek(0)
+        for number, example in zip(numbers, spool, strict=True):
+            if number == following:
+                yield number, example[:-1]
+                following = next(chosen, (None,))[0]
             else:
                 job.count("not_among_the_best")
-    return np.sort(np.asarray(chosen, dtype=np.int64))
-
-
-def _write(job: DataJob, row: Row, as_format: Format) -> None:
-    value = row.value()
-    try:
-        made = _example(value, as_format)
-    except Unusable as reason:
-        job.count(str(reason))
-        return
-    who = {"task_id": task_of(value), "reward": reward_of(value)}
-    if KEY in value:
-        who["rollout"] = value[KEY]
-    job.write(orjson.dumps(made | who))
 
 
 def _example(value: dict[str, Any], as_format: Format) -> dict[str, Any]:
@@ -115,7 +123,7 @@ def _example(value: dict[str, Any], as_format: Format) -> dict[str, Any]:
         raise Unusable(f"llamafactory_{reason}") from None
 
 
-def _count(job: DataJob, table: RolloutTable, threshold: float, keep_truncated: bool) -> None:
+def _count(job: DataJob, table: Kept, threshold: float, keep_truncated: bool) -> None:
     reasons = {
         "without_reward": "reward is null",
         "below_min_reward": "reward < ?",
@@ -125,5 +133,5 @@ def _count(job: DataJob, table: RolloutTable, threshold: float, keep_truncated: 
         if name == "truncated" and keep_truncated:
             continue
         values = [threshold] if "?" in condition else []
-        if count := table.one(f"select count(*) from rollouts where {condition}", values)[0]:
+        if count := table.one(f"select count(*) from kept where {condition}", values)[0]:
             job.count(name, count)

@@ -19,11 +19,11 @@ import numpy as np
 import orjson
 
 from rollbook.data.expression import field_path, value_at
-from rollbook.data.inputs import ENDINGS
 from rollbook.data.job import DataJob, DataManifest
-from rollbook.data.rows import Advance, Row
 from rollbook.errors import UsageError
+from rollbook.records.datasets import ENDINGS
 from rollbook.records.row_keys import task_of
+from rollbook.records.rows import Progress, Row
 
 PASSES_OVER_INPUT = 2
 
@@ -36,7 +36,7 @@ def split(
     by: str = "task",
     seed: int = 0,
     overwrite: bool = False,
-    advance: Advance = lambda _: None,
+    advance: Progress = lambda _: None,
 ) -> DataManifest:
     """`shares` names each part, with or without an ending; `by` is `task`, `row`, or a field."""
     _check(shares)
@@ -110,7 +110,7 @@ def _grouping(by: str) -> Callable[[int, Row], bytes]:
     def field(_: int, row: Row) -> bytes:
         found: Any = value_at(row.value(), path)
         if found is None:
-            raise row.refuse(
+            raise row.error(
                 f"no {by}, which the split is by; `data filter --where 'has({by})'` leaves it out"
             )
         return orjson.dumps(found, option=orjson.OPT_SORT_KEYS)

@@ -7,32 +7,31 @@ files beside it say what was expected and what failed. Memory is bounded: what d
 
 from __future__ import annotations
 
-import contextlib
-import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import orjson
 
 from rollbook.data.coverage import planned_by
-from rollbook.data.expression import field_path
-from rollbook.data.inputs import find_inputs, manifest_path
-from rollbook.data.number_table import Field, NumberTable
-from rollbook.data.numbers import is_number
-from rollbook.data.rows import Advance, read_rows
-from rollbook.records.record import decode_json
-from rollbook.records.row_blocks import LineBlock, decode_block, line_blocks
+from rollbook.query.connection import Kept
+from rollbook.query.session import Session
+from rollbook.query.sql import literal
+from rollbook.records.datasets import side_file
+from rollbook.records.field_paths import FieldPath, field_path, field_text, json_path
+from rollbook.records.numbers import sql_number
+from rollbook.records.row_keys import KEY, PROMPTS, TASK_INDEX
+from rollbook.records.rows import Progress, read_rows
+from rollbook.runs.resolve import Sources, find_inputs, rows_of
 
 QUANTILES = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 _EXACT = 5_000_000
-_MOST_KEYS = 1000
-_ESCAPED = re.compile(r'["\\\x00-\x1f]')
 _BINS = 10
 _STOPS = 20
-_Decode = Callable[[memoryview], list[Any]]
+_NUMBERS = ("BIGINT", "UBIGINT", "HUGEINT", "DOUBLE")  # as DuckDB calls the types of JSON
+_Path = tuple[str, ...]
+# Fields that say which task a row is of; what begins with an underscore counts nothing.
+_NAMES = (KEY, "task_id", TASK_INDEX, "id")
 
 
 class FieldStats(msgspec.Struct, kw_only=True):
@@ -55,7 +54,7 @@ class Histogram(msgspec.Struct):
 
 class DataStats(msgspec.Struct, kw_only=True):
     inputs: list[str]
-    left_out: list[str]
+    left_out: dict[str, str]  # files that were skipped, and why
     rows: int
     tasks: int
     rows_without_task: int
@@ -70,22 +69,23 @@ class DataStats(msgspec.Struct, kw_only=True):
 
 
 def stats(
-    inputs: Sequence[str | Path], *, fields: Sequence[str] = (), advance: Advance = lambda _: None
+    inputs: Sequence[str | Path], *, fields: Sequence[str] = (), progress: Progress = lambda _: None
 ) -> DataStats:
     """Without `fields`: the reward, the top-level numbers and the token counts."""
     found = find_inputs(inputs)
-    chosen = {text: field_path(text) for text in fields} or _numbers_in(found.paths)
-    with NumberTable(list(chosen.values())) as table:
-        table.fill(found.paths, advance)
-        ((rows, tasks, without_task),) = table.ask(
+    files = rows_of({path: path.stat().st_size for path in found.paths})
+    paths = [field_path(text) for text in fields] or _number_fields(Session(files))
+    with _numbers(files, paths) as table:
+        rows, tasks, without_task = table.one(
             "select count(*), count(distinct task), count(*) filter (task is null) from numbers"
         )
         is_exact = rows <= _EXACT
-        described = [_describe(table, place, text, is_exact) for place, text in enumerate(chosen)]
+        described = [_describe(table, place, field_text(path), is_exact) for place, path in enumerate(paths)]
+        rewards = [place for place, path in enumerate(paths) if list(path) == ["reward"]]
         planned = planned_by(found.paths)
         return DataStats(
             inputs=[str(path) for path in found.paths],
-            left_out=[str(path) for path in found.left_out],
+            left_out={str(path): why for path, why in found.skipped},
             rows=rows,
             tasks=tasks,
             rows_without_task=without_task,
@@ -93,115 +93,62 @@ def stats(
             fields=described,
             quantiles="exact" if is_exact else "approximate",
             stop_reasons=_stop_reasons(table),
-            reward_histogram=next(
-                (
-                    _histogram(table, place, one)
-                    for place, one in enumerate(described)
-                    if one.field == "reward"
-                ),
-                None,
-            ),
+            reward_histogram=_histogram(table, rewards[0], described[rewards[0]]) if rewards else None,
             coverage=planned.coverage(rows),
             without_manifest=[str(path) for path in planned.without],
             failures=_failures(found.paths),
         )
 
 
-def _numbers_in(paths: Sequence[Path]) -> dict[str, Field]:
-    numbers = _NumberFields()
-    for path in paths:
-        numbers.look(path)
-    return numbers.found
+def _number_fields(session: Session) -> list[FieldPath]:
+    """The reward, and whatever is a number in any row at its top or among its token counts.
 
-
-class _NumberFields:
-    """The numbers at the top of rows and among their token counts, found over whole files, reward first.
-
-    A block of lines that holds no key and no number beyond those known is decoded without making anything
-    of it; a row is taken apart only where there is something new.
+    Flags are numbers too where they are asked for, but they are many, and their means say little.
     """
-
-    def __init__(self) -> None:
-        self.found: dict[str, Field] = {"reward": ["reward"]}
-        self._top: dict[str, bool] = {}  # a key -> whether numbers were seen there
-        self._usage: dict[str, bool] = {}
-        self._decode: _Decode | None = None
-
-    def look(self, path: Path) -> None:
-        if path.suffix not in (".jsonl", ".ndjson"):
-            for row in read_rows(path):
-                self._note(row.value())
-            return
-        for block in line_blocks(path):
-            if self._decode is None or decode_block(block, self._decode) is None:
-                self._take_apart(block)
-
-    def _take_apart(self, block: LineBlock) -> None:
-        before = dict(self._top), dict(self._usage)
-        for start, end in zip(block.starts.tolist(), block.ends.tolist(), strict=True):
-            with contextlib.suppress(ValueError):  # whoever reads the numbers names the line
-                value = decode_json(block.data[start:end].tobytes())
-                if isinstance(value, dict):
-                    self._note(value)
-        if before != (self._top, self._usage):
-            self._decode = _decoder_of(self._top, self._usage)
-
-    def _note(self, row: Mapping[str, Any]) -> None:
-        for name, inner in row.items():
-            is_shown = _is_shown(inner)
-            self._top[name] = is_shown or self._top.get(name, False)
-            if is_shown and not name.startswith("_") and name not in ("id", "task_id"):
-                self.found.setdefault(_written(name), [name])
-        usage = response.get("usage") if isinstance(response := row.get("response"), Mapping) else None
-        for name, inner in usage.items() if isinstance(usage, Mapping) else ():
-            is_shown = _is_shown(inner)
-            self._usage[name] = is_shown or self._usage.get(name, False)
-            if is_shown and name.isidentifier():
-                self.found.setdefault(f"response.usage.{name}", ["response", "usage", name])
+    likely, _ = _look(session, "(select row from rollouts limit 1000)", [("reward",)])
+    paths, numbers = _look(session, "rollouts", [("reward",), *likely])
+    if others := paths - likely:
+        numbers |= _look(session, "rollouts", list(others))[1]
+    return sorted(numbers | {("reward",)}, key=lambda path: (path != ("reward",), len(path), path))
 
 
-class _Skipped(msgspec.Struct, gc=False):
-    """Any object; what is in it is not looked at."""
+def _look(session: Session, source: str, paths: list[_Path]) -> tuple[set[_Path], set[_Path]]:
+    """All fields at the top of rows and among their token counts, and which of `paths` are ever numbers."""
+    keys = "json_keys(row, ['$', '$.response.usage'])"
+    found: set[_Path] = set()
+    numbers: set[_Path] = set()
+    sql = f"select distinct {keys}, json_type(row, {_listed(paths)}) from {source}"
+    for batch in session.run(sql).batches:
+        for (top, usage), kinds in batch:
+            found |= {(name,) for name in top if not name.startswith("_") and name not in _NAMES}
+            found |= {("response", "usage", name) for name in usage or ()}
+            numbers |= {path for path, kind in zip(paths, kinds, strict=True) if kind in _NUMBERS}
+    return found, numbers
 
 
-_NOT_A_NUMBER: Any = str | bool | list[msgspec.Raw] | None
-_ANYTHING: Any = _NOT_A_NUMBER | int | float
+def _numbers(files: Sources, paths: Sequence[FieldPath]) -> Kept:
+    """The table `numbers`: columns f0, f1, ... of the fields, `task` (a hash) and `stop`.
+
+    A field is null where it is missing, and NaN where it holds something else.
+    """
+    numbers = "".join(f"{sql_number(f'v{place}::varchar')} as f{place}, " for place in range(len(paths)))
+    # A row that says neither whose it is nor what was asked is of no task; its name is but a hash of itself.
+    asked = _listed([name] for name in (*_NAMES, *PROMPTS))
+    says_nothing = f"list_filter(json_type(row, {asked}), lambda kind: kind <> 'NULL') = []"
+    task = f"case when starts_with(task_id, 'row-') and {says_nothing} then null else hash(task_id) end"
+    sql = f"select {numbers}{task} as task, stop_reason as stop from rollouts"
+    return Session(files, values=paths).keep(sql, "numbers")
 
 
-def _decoder_of(top: Mapping[str, bool], usage: Mapping[str, bool]) -> _Decode | None:
-    """What decodes rows without a key or a number but these, and refuses others; None for too many keys."""
-    names = [*top, *usage]
-    if len(names) > _MOST_KEYS or any(_ESCAPED.search(name) for name in names):
-        return None
-    known = {name: msgspec.Raw if number else _NOT_A_NUMBER | _Skipped for name, number in top.items()}
-    if "response" in top:
-        counts = _strict({name: msgspec.Raw if n else _NOT_A_NUMBER | _Skipped for name, n in usage.items()})
-        inside: Any = msgspec.defstruct("_Response", [("usage", _ANYTHING | counts, None)], gc=False)
-        known["response"] = (_ANYTHING if top["response"] else _NOT_A_NUMBER) | inside
-    return msgspec.json.Decoder(_strict(known)).decode_lines
+def _listed(paths: Iterable[FieldPath]) -> str:
+    return f"[{', '.join(literal(json_path(path)) for path in paths)}]"
 
 
-def _strict(types: Mapping[str, Any]) -> Any:
-    """An object that may have these keys and no others."""
-    fields = [(f"f{place}", kind, None) for place, kind in enumerate(types.values())]
-    renamed = {f"f{place}": name for place, name in enumerate(types)}
-    return msgspec.defstruct("_Known", fields, rename=renamed, forbid_unknown_fields=True, gc=False)
-
-
-def _is_shown(value: object) -> bool:
-    """A number that nobody asked for by name; flags are many, and their means say little by themselves."""
-    return is_number(value) and not isinstance(value, bool)
-
-
-def _written(name: str) -> str:
-    return name if name.isidentifier() else f"row[{orjson.dumps(name).decode()}]"
-
-
-def _describe(table: NumberTable, place: int, text: str, is_exact: bool) -> FieldStats:
+def _describe(table: Kept, place: int, text: str, is_exact: bool) -> FieldStats:
     number = f"f{place}"
     is_there = f"filter (not isnan({number}))"
     quantile = "quantile_cont" if is_exact else "approx_quantile"
-    ((ok, missing, other, mean, std, least, most, quantiles),) = table.ask(
+    ok, missing, other, mean, std, least, most, quantiles = table.one(
         f"select count({number}) {is_there}, count(*) - count({number}), count(*) filter (isnan({number})),"
         f" favg({number}) {is_there}, stddev_samp({number}) {is_there},"
         f" min({number}) {is_there}, max({number}) {is_there},"
@@ -220,25 +167,24 @@ def _describe(table: NumberTable, place: int, text: str, is_exact: bool) -> Fiel
     )
 
 
-def _rows_per_task(table: NumberTable) -> dict[str, float]:
-    ((least, mean, most),) = table.ask(
+def _rows_per_task(table: Kept) -> dict[str, float]:
+    least, mean, most = table.one(
         "select min(n), avg(n), max(n)"
         " from (select count(*) n from numbers where task is not null group by task)"
     )
     return {} if least is None else {"min": least, "mean": mean, "max": most}
 
 
-def _stop_reasons(table: NumberTable) -> dict[str, int]:
-    reasons = table.ask(
-        "select stop, count(*) n from numbers where stop is not null group by stop order by n desc, stop"
-    )
+def _stop_reasons(table: Kept) -> dict[str, int]:
+    question = "from numbers where stop is not null group by stop order by n desc, stop"
+    reasons = list(table.ask(f"select stop, count(*) as n {question}"))
     shown = dict(reasons[:_STOPS])
     if rest := sum(count for _, count in reasons[_STOPS:]):
         shown["(others)"] = rest
     return shown
 
 
-def _histogram(table: NumberTable, place: int, rewards: FieldStats) -> Histogram | None:
+def _histogram(table: Kept, place: int, rewards: FieldStats) -> Histogram | None:
     low, high = rewards.min, rewards.max
     if low is None or high is None:
         return None
@@ -259,8 +205,7 @@ def _histogram(table: NumberTable, place: int, rewards: FieldStats) -> Histogram
 def _failures(paths: Sequence[Path]) -> dict[str, int]:
     kinds: Counter[str] = Counter()
     for path in paths:
-        stem = manifest_path(path).name.removesuffix("_manifest.json")
-        beside = path.with_name(f"{stem}_failures.jsonl")
+        beside = side_file(path, "_failures.jsonl")
         if not beside.exists() or beside == path:
             continue
         for row in read_rows(beside):

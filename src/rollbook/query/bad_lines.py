@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rollbook.data.rows import read_rows
 from rollbook.errors import BadLineError
-from rollbook.query.files import DataFile
 from rollbook.query.views import numbers_of
 from rollbook.records.jsonl import Line, read_lines
 from rollbook.records.record import decode_json, decode_line
+from rollbook.records.rows import read_rows
+from rollbook.runs.resolve import DataFile
 
 
-def check_compressed(files: Iterable[DataFile]) -> None:
-    """Raise for the first file that cannot be decompressed, or holds a line that is no object."""
+def check_rows(files: Iterable[DataFile]) -> None:
+    """Raise for the first file that cannot be read to its end, or holds a line that is no object."""
     for file in files:
-        if not file.is_plain and not file.is_parquet:
+        if file.is_plain:
+            check_lines(file)
+        elif not file.is_parquet:
             for row in read_rows(file.path):
                 row.value()
 
@@ -23,8 +25,8 @@ def check_compressed(files: Iterable[DataFile]) -> None:
 def check_lines(file: DataFile) -> None:
     """Raise for the first complete line that is not what it must be."""
     numbers = numbers_of(file)
-    for line in read_lines(file.path, accept_tail=True):
-        if not line.data.strip() or _is_under_way(line):
+    for line in read_lines(file.path, end=file.end, accept_tail=True):
+        if not line.data.strip() or (file.end is None and _is_under_way(line)):
             continue
         row = decode_line(file.path, line)
         for key in numbers:

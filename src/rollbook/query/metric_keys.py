@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollbook.query.files import DataFile
-from rollbook.query.reading import ROW, literal, quoted
+from rollbook.query.reading import ROW
+from rollbook.query.sql import literal, quoted
 from rollbook.records.jsonl import read_lines
 from rollbook.records.metrics import ALIASES
 from rollbook.records.record import NONFINITE, decode_line
+from rollbook.runs.resolve import DataFile
 
 _TAKEN = ("run", "step", "iteration", "file")
 _WHOLE, _NUMBER, _TRUTH, _TEXT = "BIGINT", "DOUBLE", "BOOLEAN", "VARCHAR"

@@ -13,28 +13,12 @@ from pathlib import Path
 
 import orjson
 
-from rollbook.query.files import DataFile
+from rollbook.query.scan import object_size, path_list, records
+from rollbook.query.sql import literal, quoted
+from rollbook.runs.resolve import DataFile
 
 FILE = "filename"  # only under this name does a filter on it skip files unread
 ROW = "row"
-_SMALLEST_OBJECT = 1 << 16
-
-
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def pattern(path: Path) -> str:
-    """DuckDB takes every path for a glob: `run[1]` would be read as `run1`."""
-    return "".join(f"[{char}]" if char in "*?[" else char for char in str(path))
-
-
-def path_list(files: Sequence[DataFile]) -> str:
-    return "[" + ", ".join(literal(pattern(file.path)) for file in files) + "]"
 
 
 def ends_in_the_middle(path: Path) -> bool:
@@ -53,6 +37,10 @@ class Reader:
     def __init__(self, unfinished: frozenset[Path], largest_object: int) -> None:
         self.unfinished = unfinished
         self._largest_object = largest_object
+
+    def records(self, files: Sequence[DataFile]) -> str:
+        """Whole records, as `row`."""
+        return records(files, self.unfinished, self._largest_object)
 
     def source(
         self, files: Sequence[DataFile], columns: Mapping[str, str], *, with_row: bool = False
@@ -91,12 +79,9 @@ class Reader:
         return f"SELECT {ROW}, {FILE} FROM {reading} WHERE {ROW} IS NOT NULL"
 
     def _read(self, files: Sequence[DataFile], options: str) -> str:
-        largest = max(file.path.stat().st_size for file in files)
-        # Buffers are made to this measure, and a run may have thousands of small files.
-        size = min(largest + _SMALLEST_OBJECT, self._largest_object)
         return (
             f"read_json({path_list(files)}, format='newline_delimited', filename=true, "
-            f"maximum_object_size={size}, {options})"
+            f"maximum_object_size={object_size(files, self._largest_object)}, {options})"
         )
 
     def _transformed(self, raw: str, columns: Mapping[str, str], with_row: bool) -> str:

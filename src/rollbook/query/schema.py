@@ -85,6 +85,8 @@ output_tokens BIGINT of all replies together
 stop_reason VARCHAR stop, length, ...
 error VARCHAR why it failed
 tags VARCHAR[] of the environment
+truncated BOOLEAN cut off by a limit of tokens or turns
+key VARCHAR of a collected row its own name, <task>#<repeat>
 model VARCHAR who answered, where the record says
 sampling_client_step BIGINT how many updates the sampling weights had
 metrics JSON of the whole trajectory

@@ -10,38 +10,38 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import re
-import secrets
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import duckdb
-import orjson
 
 from rollbook.errors import RollbookError, UsageError
-from rollbook.query.bad_lines import check_compressed, check_lines
+from rollbook.query.bad_lines import check_lines, check_rows
 from rollbook.query.compressed import check_is_whole
-from rollbook.query.files import DataFile, Role, Sources, find_sources
+from rollbook.query.connection import MEMORY, Kept, Watch, interruptible, lock, open_connection
+from rollbook.query.guard import parsed
 from rollbook.query.named_columns import named_columns
-from rollbook.query.reading import Reader, ends_in_the_middle, literal, pattern, quoted
+from rollbook.query.reading import Reader, ends_in_the_middle
+from rollbook.query.rows import MACROS as ROW_MACROS
+from rollbook.query.rows import TASK_OF, add_function
+from rollbook.query.runs import row_of
 from rollbook.query.schema import COLUMNS, VIEWS
+from rollbook.query.sql import quoted
 from rollbook.query.suggest import explain_error
-from rollbook.query.task_names import FUNCTION, add_function, begins_without_names, is_mark
+from rollbook.query.task_names import begins_without_names, is_mark
 from rollbook.query.views import MACROS, OWNERS, Wanted, view_sql
+from rollbook.records.field_paths import FieldPath
+from rollbook.runs.resolve import DataFile, Role, Sources, find_sources
 
 if TYPE_CHECKING:
     import pyarrow
 
     from rollbook.query.token_table import TokenTable
 
-MEMORY = "1GB"
 _LARGEST_OBJECT, _LARGEST_EVER = 16 << 20, 1 << 30
-_MOST_THREADS = 8  # each has its own buffers, which must fit the memory
 _RETRIES = 8
 _MANY_FILES = 200  # from which it pays to read only the columns that a query names
 _BATCH = 1000
@@ -55,25 +55,6 @@ _READS: dict[str, tuple[Role, ...]] = {
     "checkpoints": (Role.CHECKPOINTS,),
     "failures": (Role.SUMMARIES, Role.FAILURES),
 }
-_READING_NODES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
-# Others read files, and `json_execute_serialized_sql` runs whatever it is given, a COPY too.
-_TABLE_FUNCTIONS = frozenset(
-    {
-        "unnest",
-        "range",
-        "generate_series",
-        "repeat",
-        "json_each",
-        "json_tree",
-        "query_table",
-        "pragma_table_info",
-    }
-    | {
-        f"duckdb_{what}"
-        for what in ("columns", "functions", "keywords", "memory", "settings", "tables", "views")
-    }
-)
-_EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(\([^)]*\)\s*)?", re.IGNORECASE)
 _IN_FILE = re.compile(r'in file "(.*?)", (?:at byte \d+ )?in line \d+')
 _Result = TypeVar("_Result")
 
@@ -96,9 +77,21 @@ class SeenTooLateError(RollbookError):
 
 
 class Session:
-    def __init__(self, paths: Iterable[str | Path], *, memory: str = MEMORY) -> None:
-        self.sources: Sources = find_sources(paths)
-        self._memory = memory
+    def __init__(
+        self,
+        paths: Iterable[str | Path] | Sources,
+        *,
+        memory: str = MEMORY,
+        scratch: Path | None = None,
+        watch: Watch | None = None,
+        values: Sequence[FieldPath] = (),
+    ) -> None:
+        """`scratch` is where to spill what does not fit into the memory.
+
+        `values` are further columns of `rollouts` over `rows_of` files, as JSON: v0, v1, ...
+        """
+        self.sources = paths if isinstance(paths, Sources) else find_sources(paths)
+        self._memory, self._scratch, self._watch, self._values = memory, scratch, watch, values
         self._unfinished: set[Path] = set()
         self._unnamed: set[Path] = set()
         self._looked_into: set[Path] = set()
@@ -109,6 +102,15 @@ class Session:
     def run(self, sql: str) -> Answer:
         """The rows of a query, a batch at a time."""
         return self._persist(sql, self._answer)
+
+    def keep(self, sql: str, table: str) -> Kept:
+        """The rows of a query in a table, to ask them more; close it when that is done."""
+
+        def make(connection: duckdb.DuckDBPyConnection, sql: str) -> Kept:
+            connection.execute(f"CREATE TABLE {table} AS {sql}")
+            return Kept(connection)
+
+        return self._persist(sql, make)
 
     def relation(self, sql: str) -> duckdb.DuckDBPyRelation:
         """The result as DuckDB's own object: it prints as a table, has `.df()`, `.arrow()`, `.fetchall()`."""
@@ -140,7 +142,8 @@ class Session:
         for _ in range(_RETRIES):
             connection = self._connect(sql, named_columns(tree))
             try:
-                return interruptible(connection, lambda: act(connection, sql))  # noqa: B023 - called at once
+                work = lambda: act(connection, sql)  # noqa: B023, E731 - called at once
+                return interruptible(connection, work, self._watch)
             except (duckdb.Error, RuntimeError) as error:
                 connection.close()
                 self._learn(error)
@@ -179,21 +182,21 @@ class Session:
         reader = Reader(frozenset(self._unfinished), self._largest_object)
         with_row = re.search(r"\brow\b", sql, re.IGNORECASE) is not None
         kept = names if len(files) > _MANY_FILES else None
-        wanted = Wanted(self.sources, reader, with_row, kept, unnamed)
-        connection = _open(self._memory)
+        in_order = any(file.end is not None for file in files)
+        wanted = Wanted(self.sources, reader, with_row, kept, unnamed, in_order, self._values)
+        connection = open_connection(self._memory, self._scratch)
         try:
-            if unnamed:
-                add_function(connection)
-            connection.execute(MACROS)
+            add_function(connection)
+            connection.execute(MACROS + ROW_MACROS)
             _add_owners(connection, files)
             for name in views:
                 if name == "runs":
-                    _add_runs(connection, self.sources.runs)
+                    _add_runs(connection, map(row_of, self.sources.owners))
                 elif name == "tokens":
                     self._add_tokens(connection)
                 else:
                     connection.execute(f"CREATE VIEW {name} AS {view_sql(name, wanted)}")
-            _lock(connection, files)
+            lock(connection, files)
         except duckdb.Error as error:
             connection.close()
             raise RollbookError(f"the files cannot be read: {_first_line(error)}") from error
@@ -212,7 +215,7 @@ class Session:
             self._checked.add(file.path)
             if not file.is_plain:
                 check_is_whole(file.path)
-            elif ends_in_the_middle(file.path):
+            elif file.end is None and ends_in_the_middle(file.path):
                 check_lines(file)
                 self._unfinished.add(file.path)
 
@@ -245,8 +248,8 @@ class Session:
         if found := _IN_FILE.search(text):
             self._find_bad_line(Path(found[1]), error)
             return
-        if isinstance(error, duckdb.IOException):
-            check_compressed(self.sources.files)  # DuckDB does not say which file it was
+        if isinstance(error, duckdb.IOException) or TASK_OF in text or "UDF" in text:
+            check_rows(self.sources.files)  # DuckDB does not say which file it was
         raise explain_error(error, self._memory, self._known_columns) from error
 
     def _known_columns(self) -> dict[str, list[str]]:
@@ -257,7 +260,7 @@ class Session:
     def _find_bad_line(self, path: Path, error: duckdb.Error) -> None:
         file = next((file for file in self.sources.files if file.path == path), None)
         if file is not None and not file.is_plain:
-            check_compressed([file])
+            check_rows([file])
         if file is None or not file.is_plain or path in self._unfinished:
             raise RollbookError(str(error).split("\n\n")[0]) from error
         check_lines(file)
@@ -266,62 +269,11 @@ class Session:
         self._unfinished.add(path)  # a line was being written when DuckDB came to it
 
 
-def interruptible(connection: duckdb.DuckDBPyConnection, work: Callable[[], _Result]) -> _Result:
-    """Do the work in a thread: DuckDB does not look for Ctrl-C while it fetches, but this thread does."""
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            return pool.submit(work).result()
-        except (KeyboardInterrupt, SystemExit):
-            connection.interrupt()
-            raise
-
-
-def checked(sql: str) -> str:
-    """The one statement of a query, which must only read."""
-    return parsed(sql)[0]
-
-
-def parsed(sql: str) -> tuple[str, Any]:
-    """The same with what it is made of."""
-    with duckdb.connect() as connection:
-        try:
-            statements = connection.extract_statements(sql)
-        except duckdb.Error as error:
-            raise UsageError(f"{str(error).strip()}\nrollbook query --schema lists the views") from error
-        if len(statements) != 1:
-            raise UsageError(f"one query at a time, not {len(statements)}")
-        statement = statements[0]
-        inner = statement.query
-        if statement.type == duckdb.StatementType.EXPLAIN:
-            inner = _EXPLAIN.sub("", inner, count=1)
-        row = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [inner]).fetchone()
-    tree = orjson.loads(row[0]) if row else {"error": True}
-    if tree["error"] or not tree["statements"] or not _only_reads(tree):
-        raise UsageError(
-            "a query can only read: begin with SELECT, FROM, WITH, DESCRIBE, SUMMARIZE, SHOW or EXPLAIN "
-            "(PIVOT needs the values: ON x IN (...)); write results with -o FILE"
-        )
-    return statement.query, tree
-
-
-def _only_reads(node: Any) -> bool:
-    if isinstance(node, dict):
-        kind = node.get("type")
-        if isinstance(kind, str) and kind.endswith("_NODE") and kind not in _READING_NODES:
-            return False
-        if kind == "TABLE_FUNCTION" and "function" in node:
-            name = str(node["function"].get("function_name")).lower()
-            if name not in _TABLE_FUNCTIONS:
-                raise UsageError(f"{name}() is not for queries, which read the views and nothing else")
-        return all(_only_reads(value) for value in node.values())
-    return all(_only_reads(value) for value in node) if isinstance(node, list) else True
-
-
 def _executed(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyRelation:
     relation = connection.sql(sql).materialize()  # now, so that what goes wrong is said here
     with contextlib.suppress(duckdb.Error):
         # A relation that lives to the end of the program would hold it, and DuckDB complain of a leak.
-        connection.remove_function(FUNCTION)
+        connection.remove_function(TASK_OF)
     return relation
 
 
@@ -337,33 +289,6 @@ def _arrow(
     return connection, reader.schema, batches
 
 
-def _open(memory: str) -> duckdb.DuckDBPyConnection:
-    # DuckDB makes the directory when it has to spill, and removes it when it closes.
-    spill = Path(tempfile.gettempdir()) / f"rollbook-query-{secrets.token_hex(8)}"
-    config: dict[str, str | bool | int | float | list[str]] = {
-        "memory_limit": memory,
-        "threads": min(os.cpu_count() or 1, _MOST_THREADS),
-        "temp_directory": str(spill),
-        "autoinstall_known_extensions": False,
-        "autoload_known_extensions": False,
-        "allow_community_extensions": False,
-        "python_enable_replacements": False,
-    }
-    try:
-        return duckdb.connect(config=config)
-    except duckdb.Error as error:
-        raise UsageError(f"--memory {memory}: {error}; write 512MB, 4GB, ...") from error
-
-
-def _lock(connection: duckdb.DuckDBPyConnection, files: Iterable[DataFile]) -> None:
-    paths = {text for file in files for text in (str(file.path), pattern(file.path))}
-    listed = ", ".join(literal(path) for path in sorted(paths))
-    connection.execute(f"SET allowed_paths = [{listed}]")
-    connection.execute("SET enable_progress_bar = false")  # it would stand in the middle of the output
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
-
-
 def _add_owners(connection: duckdb.DuckDBPyConnection, files: list[DataFile]) -> None:
     connection.execute(f"CREATE TABLE {OWNERS} (_path VARCHAR, _run VARCHAR, _split VARCHAR)")
     if files:
@@ -372,7 +297,7 @@ def _add_owners(connection: duckdb.DuckDBPyConnection, files: list[DataFile]) ->
         connection.execute(f"INSERT INTO {OWNERS} SELECT unnest(?), unnest(?), unnest(?::VARCHAR[])", values)
 
 
-def _add_runs(connection: duckdb.DuckDBPyConnection, runs: list[dict[str, Any]]) -> None:
+def _add_runs(connection: duckdb.DuckDBPyConnection, runs: Iterable[dict[str, Any]]) -> None:
     columns = COLUMNS["runs"]
     declared = ", ".join(f"{quoted(column.name)} {column.type}" for column in columns)
     connection.execute(f"CREATE TABLE runs ({declared})")

@@ -11,16 +11,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import duckdb
-
-from rollbook.data.rows import read_rows
 from rollbook.errors import BadLineError
-from rollbook.query.files import DataFile
 from rollbook.query.reading import FILE, ROW
-from rollbook.records.record import decode_json
-from rollbook.records.row_keys import KEY, TASK_INDEX, task_of
+from rollbook.query.rows import TASK_OF
+from rollbook.records.row_keys import KEY, TASK_INDEX
+from rollbook.records.rows import read_rows
+from rollbook.runs.resolve import DataFile
 
-FUNCTION = "_rollbook_task_of"
+FUNCTION = TASK_OF
 OF_RECORD = f"{FUNCTION}({ROW}::VARCHAR)"
 _MARK = re.compile('a row names no task in "(.*)"')
 # A name is a text or a whole number; of a key the repeat is left out.
@@ -46,17 +44,8 @@ def begins_without_names(file: DataFile) -> bool:
         return False
 
 
-def add_function(connection: duckdb.DuckDBPyConnection) -> None:
-    connection.create_function(FUNCTION, _task_of_text, ["VARCHAR"], "VARCHAR")
-
-
 def _has_name(row: Mapping[str, Any]) -> bool:
     if isinstance(row.get(KEY), str):
         return True
     names = (row.get(name) for name in ("task_id", TASK_INDEX, "id"))
     return any(isinstance(name, str | int) and not isinstance(name, bool) for name in names)
-
-
-def _task_of_text(text: str) -> str | None:
-    row = decode_json(text.encode())
-    return task_of(row) if isinstance(row, dict) else None

@@ -6,18 +6,20 @@ branch is cast to the types of the schema. Without any file a view is empty and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rollbook.data.numbers import sql_number
-from rollbook.query.files import DataFile, Role, Sources
+from rollbook.query import rows
 from rollbook.query.metric_keys import metric_columns
 from rollbook.query.named_columns import mentioned
-from rollbook.query.reading import FILE, ROW, Reader, quoted
+from rollbook.query.reading import FILE, ROW, Reader
 from rollbook.query.schema import COLUMNS
+from rollbook.query.sql import literal, quoted
 from rollbook.query.task_names import NAME, NAME_OR_MARK, OF_RECORD
+from rollbook.records.field_paths import FieldPath
 from rollbook.records.row_keys import STEPS
+from rollbook.runs.resolve import DataFile, Role, Sources
 
 OWNERS = "_rollbook.owners"  # the table of files: _path, _run, _split
 
@@ -75,6 +77,8 @@ class Wanted(NamedTuple):
     with_row: bool
     names: frozenset[str] | None = None  # the only columns a query can be about; None for any
     unnamed: frozenset[Path] = frozenset()  # collected rows that do not say which task is theirs
+    in_order: bool = False  # of the rows in their files, which a join does not keep
+    values: Sequence[FieldPath] = ()  # further columns of collected rows, as JSON: v0, v1, ...
 
     def reads(self, columns: Mapping[str, str], values: Mapping[str, str], *also: str) -> Mapping[str, str]:
         """Of the columns of a file those that the wanted columns of the view come from."""
@@ -122,16 +126,18 @@ def _branch(
     names: frozenset[str] | None,
     with_row: bool = False,
     where: str = "true",
+    owners: str = f" JOIN {OWNERS} ON {FILE} = _path",
+    more: str = "",
 ) -> str | None:
     if source is None:
         return None
-    values = {**values, "run": "_run", "file": FILE, **({ROW: ROW} if with_row else {})}
+    values = {"run": "_run", **values, "file": FILE, **({ROW: ROW} if with_row else {})}
     selected = ", ".join(
         f"({values.get(column, 'NULL')})::{kind} AS {quoted(column)}"
         for column, kind in _types(name, with_row)
         if names is None or column in names or column == "run"
     )
-    return f"SELECT {selected} FROM {source} JOIN {OWNERS} ON {FILE} = _path WHERE {where}"
+    return f"SELECT {selected}{more} FROM {source}{owners} WHERE {where}"
 
 
 def _rollouts(wanted: Wanted) -> list[str | None]:
@@ -148,6 +154,8 @@ def _rollouts(wanted: Wanted) -> list[str | None]:
         "trajectory_metrics": "JSON",
     }
     last_metrics = "json_keys(steps[-1]->'$.metrics')"
+    # Tinker's loops say it by a metric `stop/<reason>` of the last step.
+    stop = f"coalesce(stop_reason, list_filter({last_metrics}, lambda key: key LIKE 'stop/%')[1][6:])"
     of_summary = {
         "status": "coalesce(status, 'ok')",
         "reward": "total_reward",
@@ -155,9 +163,8 @@ def _rollouts(wanted: Wanted) -> list[str | None]:
         "turns": "len(steps)",
         "input_tokens": "list_sum(list_transform(steps, lambda step: (step->>'$.ob_len')::BIGINT))",
         "output_tokens": "list_sum(list_transform(steps, lambda step: (step->>'$.ac_len')::BIGINT))",
-        # Tinker's loops say it by a metric `stop/<reason>` of the last step.
-        "stop_reason": f"coalesce(stop_reason, list_filter({last_metrics}, "
-        "lambda key: key LIKE 'stop/%')[1][6:])",
+        "stop_reason": stop,
+        "truncated": f"coalesce({stop} IN ('length', 'max_turns'), false)",
         "error": "error",
         "tags": "tags",
         "sampling_client_step": "sampling_client_step",
@@ -165,21 +172,24 @@ def _rollouts(wanted: Wanted) -> list[str | None]:
     }
     columns = wanted.reads(_IDS | totals, _IN_ITERATION | of_summary)
     summaries = reader.source(wanted.sources.of(Role.SUMMARIES), columns, with_row=with_row)
-    fields = {"reward": "JSON", "response": "JSON", "num_turns": "BIGINT", "stop_reason": "VARCHAR"}
-    of_row = {
-        "status": "'ok'",
-        "reward": f"nullif({sql_number('reward::VARCHAR')}, 'nan'::DOUBLE)",
-        "turns": "num_turns",
-        "input_tokens": "try_cast(response->>'$.usage.input_tokens' AS BIGINT)",
-        "output_tokens": "try_cast(response->>'$.usage.output_tokens' AS BIGINT)",
-        "stop_reason": "stop_reason",
-        "model": "response->>'$.model'",
-    }
-    branches = [(summaries, {**_IN_ITERATION, **of_summary})]
-    branches += [(source, {**keys, **of_row}) for source, keys in wanted.collected(fields, with_row=with_row)]
-    return [
-        _branch("rollouts", source, values, names=names, with_row=with_row) for source, values in branches
-    ]
+    recorded = _branch("rollouts", summaries, _IN_ITERATION | of_summary, names=names, with_row=with_row)
+    return [recorded, _collected_rollouts(wanted)]
+
+
+def _collected_rollouts(wanted: Wanted) -> str | None:
+    files = wanted.sources.of(Role.ROWS)
+    if not files:
+        return None
+    source = rows.with_fields(wanted.reader.records(files), wanted.values)
+    values = {**rows.columns(), "split": "_split"}
+    if not wanted.in_order:
+        return _branch("rollouts", source, values, names=wanted.names, with_row=wanted.with_row)
+    names = [literal(file.run) for file in files]
+    paths = ", ".join(literal(str(file.path)) for file in files)
+    run = f"map([{paths}], [{', '.join(names)}])[{FILE}]" if len(files) > 1 else names[0]
+    values |= {"split": "'collect'", "run": run}
+    more = "".join(f", {rows.value_of(place)} AS v{place}" for place in range(len(wanted.values)))
+    return _branch("rollouts", source, values, names=None, with_row=True, owners="", more=more)
 
 
 def _steps(wanted: Wanted) -> list[str | None]:
@@ -197,9 +207,9 @@ def _steps(wanted: Wanted) -> list[str | None]:
     )
     fields = {STEPS: "JSON[]", "num_turns": "BIGINT", "reward": "JSON", "response": "JSON"}
     branches: list[_Collected] = [(recorded, _IN_ITERATION)]
-    for rows, keys in wanted.collected(fields):
-        if rows is not None:
-            branches.append(_listing(rows, keys, STEPS, f"coalesce({STEPS}, {whole}) AS steps"))
+    for found, keys in wanted.collected(fields):
+        if found is not None:
+            branches.append(_listing(found, keys, STEPS, f"coalesce({STEPS}, {whole}) AS steps"))
     return [
         _branch("steps", _each("steps", "_step", source), {**keys, **values}, names=wanted.names)
         for source, keys in branches
@@ -235,9 +245,9 @@ def _transcripts(wanted: Wanted) -> list[str | None]:
     asked_first = "_system(responses_create_params->'$.instructions')"
     both = f"{asked_first} || _items(responses_create_params->'$.input') || _items(response->'$.output')"
     branches: list[_Collected] = [(told, _IN_ITERATION)]
-    for rows, keys in wanted.collected(asked):
-        if rows is not None:
-            branches.append(_listing(rows, keys, "messages", f"coalesce(messages, {both}) AS messages"))
+    for found, keys in wanted.collected(asked):
+        if found is not None:
+            branches.append(_listing(found, keys, "messages", f"coalesce(messages, {both}) AS messages"))
     return [
         _branch("transcripts", _each("messages", "_message", source), {**keys, **message}, names=wanted.names)
         for source, keys in branches

@@ -77,11 +77,11 @@ def _field_names(kind: type[Record]) -> dict[str, None]:
 
 
 def decode_line(path: Path, line: Line) -> dict[str, Plain]:
-    """The JSON object on a line; bare NaN and Infinity, which other writers leave, become null as ours do."""
+    """The JSON object on a line; numbers that are not finite (NaN, Infinity, 1e999) are null, as ours are."""
     try:
         value = orjson.loads(line.data)
     except orjson.JSONDecodeError as error:
-        value = _decode_with_nan(line.data)
+        value = _decode_nonfinite(line.data, error)
         if value is None:
             raise BadLineError(path, line.number, f"not valid JSON ({error})") from None
     if not isinstance(value, dict):
@@ -107,15 +107,16 @@ def decode_json(data: bytes) -> Plain:
     """Like a line, for whole files of other writers; raises ValueError where even that does not help."""
     try:
         value: Plain = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        value = _decode_with_nan(data)
+    except orjson.JSONDecodeError as error:
+        value = _decode_nonfinite(data, error)
         if value is None:
             raise
     return value
 
 
-def _decode_with_nan(data: bytes) -> Plain:
-    if b"NaN" not in data and b"Infinity" not in data:
+def _decode_nonfinite(data: bytes, error: orjson.JSONDecodeError) -> Plain:
+    """What orjson refused, if only for a number that is not finite; else None."""
+    if b"NaN" not in data and b"Infinity" not in data and "infinity" not in error.msg:
         return None
     try:
         value = json.loads(data)

@@ -20,6 +20,7 @@ from rollbook.records.identity import rollout_key, split_key
 TASK_INDEX = "_ng_task_index"
 ROLLOUT_INDEX = "_ng_rollout_index"
 STEPS = "_rb_steps"  # of a rollout of several turns: what each was and earned
+METRICS = "_rb_metrics"  # the names of the fields that the environment measured
 _DIGITS = 18  # of a repeat: what every reader takes for a whole number
 PROMPTS = ("responses_create_params", "messages", "prompt", "question", "instruction", "input")
 

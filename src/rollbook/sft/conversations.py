@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from rollbook.data.inputs import find_inputs
 from rollbook.data.llamafactory import read_call
-from rollbook.data.rows import Row, read_rows
 from rollbook.policies.chat_template import with_objects
+from rollbook.records.rows import Row, read_rows
 from rollbook.rollouts.types import Message
+from rollbook.runs.resolve import find_inputs
 from rollbook.sft.settings import DatasetSettings
 
 _ROLES = {
@@ -52,7 +52,7 @@ def conversation_of(row: Row, layout: str = "auto") -> Conversation:
         layout = _layout_of(value)
     reader = _READERS.get(layout)
     if reader is None:
-        raise row.refuse(
+        raise row.error(
             f"has none of messages, prompt with completion, instruction with output, conversations "
             f"(its keys: {', '.join(value) or 'none'})"
         )
@@ -60,13 +60,13 @@ def conversation_of(row: Row, layout: str = "auto") -> Conversation:
         made = reader(value)
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else error
-        raise row.refuse(f"cannot be read as {layout}: {what}") from None
+        raise row.error(f"cannot be read as {layout}: {what}") from None
     for number, message in enumerate(made.messages):
         if not isinstance(message["content"], str | list):
             what = type(message["content"]).__name__
-            raise row.refuse(f"cannot be read as {layout}: message {number + 1} is a {what}, not text")
+            raise row.error(f"cannot be read as {layout}: message {number + 1} is a {what}, not text")
     if made.is_chat and not any(message["role"] == "assistant" for message in made.messages):
-        raise row.refuse("has no assistant message to learn from")
+        raise row.error("has no assistant message to learn from")
     return made
 
 

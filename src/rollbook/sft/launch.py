@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from rollbook.data.inputs import find_inputs
 from rollbook.errors import UsageError
 from rollbook.records.layout import RunFiles
 from rollbook.records.locks import FileLock
 from rollbook.runs.jobs.job import Job
 from rollbook.runs.launch import Launch
+from rollbook.runs.resolve import find_inputs
 from rollbook.runs.saved_models import newest_model
 from rollbook.sft.lf_data import write_lf_data
 from rollbook.sft.llamafactory import check_supported, llamafactory_job

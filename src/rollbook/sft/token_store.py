@@ -17,11 +17,11 @@ import msgspec
 import numpy as np
 import orjson
 
-from rollbook.data.inputs import find_inputs
 from rollbook.errors import UsageError
 from rollbook.policies.chat_format import ChatFormat
 from rollbook.policies.chat_template import TemplateError
 from rollbook.records.complete import is_complete, make_once, read_mark
+from rollbook.runs.resolve import find_inputs
 from rollbook.sft.conversations import read_conversations
 from rollbook.sft.settings import DatasetSettings, DataSettings
 from rollbook.train.batch import Example

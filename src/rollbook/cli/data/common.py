@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from rollbook.data.job import DataManifest
-    from rollbook.data.rows import Advance
+    from rollbook.records.rows import Progress
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -34,10 +34,10 @@ Seed = Annotated[int, typer.Option(help="the same seed gives the same bytes")]
 
 def reading(
     words: Sequence[str | Path], label: str, *, quiet: bool, passes: int = 1
-) -> AbstractContextManager[Advance]:
+) -> AbstractContextManager[Progress]:
     """A bar over the bytes of the inputs; `passes` is how often they are read."""
     from rollbook.cli.output import byte_progress
-    from rollbook.data.inputs import find_inputs
+    from rollbook.runs.resolve import find_inputs
 
     return byte_progress(total=find_inputs(words).bytes * passes, label=label, quiet=quiet)
 
@@ -102,7 +102,7 @@ def print_manifest(manifest: DataManifest, as_json: bool, *, lines: Sequence[str
     if manifest.coverage:
         coverage = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in manifest.coverage.items())
         print(printable(f"  {coverage}"))
-    for left in manifest.left_out:
-        print(printable(f"  left out: {left} (stands beside a collection)"))
+    for path, why in manifest.left_out.items():
+        print(printable(f"  skipped {path}: {why}"))
     for line in lines:
         print(printable(line))

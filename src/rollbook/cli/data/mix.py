@@ -33,9 +33,9 @@ def mix(
 ) -> None:
     """Mix in exact shares: rollbook data mix good=a.jsonl:0.7 hard=b.jsonl:0.3 --total 10000 -o m.jsonl"""
     from rollbook.cli.output import byte_progress
-    from rollbook.data.inputs import find_inputs
     from rollbook.data.mix import mix as make_mix
     from rollbook.data.shares import parse_sources
+    from rollbook.runs.resolve import find_inputs
 
     size = sum(find_inputs(source.words).bytes for source in parse_sources(sources))
     with byte_progress(total=size, label="mixing", quiet=as_json) as advance:

@@ -32,8 +32,8 @@ def stats(
     """
     from rollbook.data.stats import stats as make_stats
 
-    with reading(inputs, "stats", quiet=as_json) as advance:
-        found = make_stats(inputs, fields=field or (), advance=advance)
+    with reading(inputs, "stats", quiet=as_json) as progress:
+        found = make_stats(inputs, fields=field or (), progress=progress)
     if as_json:
         print_json(found)
         return
@@ -64,7 +64,7 @@ def _summary(found: DataStats) -> list[str]:
         lines.append(f"failures: {sum(found.failures.values())} ({_counts(found.failures)})")
     if found.stop_reasons:
         lines.append(f"stop reasons: {_counts(found.stop_reasons)}")
-    return lines + [f"left out: {path} (stands beside a collection)" for path in found.left_out]
+    return lines + [f"skipped {path}: {why}" for path, why in found.left_out.items()]
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -1,0 +1,11 @@
+"""Names and texts as SQL writes them."""
+
+from __future__ import annotations
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

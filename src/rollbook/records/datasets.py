@@ -1,0 +1,80 @@
+"""Datasets: the endings of their names, and the manifest beside each, `<stem>_manifest.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from rollbook.errors import BadFileError
+
+ENDINGS = (".jsonl", ".jsonl.zst", ".jsonl.gz", ".ndjson", ".parquet")
+
+
+def stem_of(name: str) -> str | None:
+    """The name of a dataset without its ending; None where the ending is not that of a dataset."""
+    for ending in sorted(ENDINGS, key=len, reverse=True):
+        if name.endswith(ending):
+            return name.removesuffix(ending)
+    return None
+
+
+def side_file(path: Path, ending: str) -> Path:
+    """A file beside a dataset that belongs to it, such as `<stem>_failures.jsonl`."""
+    return path.with_name(f"{stem_of(path.name) or path.name}{ending}")
+
+
+def manifest_path(path: Path) -> Path:
+    return side_file(path, "_manifest.json")
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a dataset or collection; empty where there is none, or where it is another file's.
+
+    `x.jsonl` and `x.parquet` would share one: it belongs to the file it names, while that is there.
+    """
+    owner = manifest_owner(manifest := manifest_path(path))
+    if owner is not None and owner.name != path.name and owner.exists():
+        return {}
+    return _load(manifest)
+
+
+def manifest_owner(manifest: Path) -> Path | None:
+    """The file a manifest describes; None where it does not say, or where there is no manifest."""
+    output = _load(manifest).get("output")
+    return manifest.with_name(Path(output).name) if isinstance(output, str) and output else None
+
+
+def is_collection(manifest: Mapping[str, Any]) -> bool:
+    return "meaning" in manifest
+
+
+def made_from(path: Path, manifest: Mapping[str, Any]) -> list[Path]:
+    """The files a dataset was made from, or the tasks of a collection, by its manifest."""
+    inputs = manifest.get("inputs")
+    named = [one.get("path") for one in inputs if isinstance(one, dict)] if isinstance(inputs, list) else []
+    directory = str(manifest.get("directory") or "")  # where the paths were typed
+    return [
+        _place_of(Path(directory, name), path)
+        for name in [*named, manifest.get("input")]
+        if isinstance(name, str) and name
+    ]
+
+
+def _place_of(recorded: Path, path: Path) -> Path:
+    """Beside the dataset where it is not where it was: they were moved together."""
+    return (recorded if recorded.exists() else path.with_name(recorded.name)).resolve()
+
+
+def _load(manifest: Path) -> dict[str, Any]:
+    try:
+        found = orjson.loads(manifest.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except orjson.JSONDecodeError as error:
+        raise BadFileError(manifest, f"not a manifest ({error}); restore it or move it away") from None
+    if not isinstance(found, dict):
+        raise BadFileError(manifest, "not a manifest (no JSON object); restore it or move it away")
+    return found

@@ -15,10 +15,11 @@ from rollbook.policies.chat_masks import Masked
 from rollbook.policies.chat_template import TemplateError
 from rollbook.records.rows import Row
 from rollbook.sft.conversations import Conversation, conversation_of
+from rollbook.sft.job import stop_token_is_trained
 from rollbook.sft.settings import DatasetSettings, DataSettings
 from rollbook.sft.token_store import Corpus, tokenise
 from rollbook.train.batch import Example
-from rollbook.train.checks import SelfTestError, stop_token_is_trained
+from rollbook.train.checks import SelfTestError
 from rollout_rows import write_rows
 from tiny_model import CHATML, make_tokenizer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,8 @@ from rollbook.sft.epochs import Batches, Epochs
 from rollbook.sft.settings import SftSettings
 from rollbook.sft.token_store import Corpus, open_corpus
 from rollbook.train import checks
-from rollbook.train.batch import Shape
+from rollbook.train.batch import Example, Shape
+from rollbook.train.checks import SelfTestError
 from rollbook.train.engine import Engine
 from rollbook.train.loading import DTYPES, load_model, read_template
 from rollbook.train.machine import choose_threads
@@ -119,7 +120,25 @@ def _check_stop_tokens(
         samples = [sample for sample in samples if len(sample) < settings.data.max_length]
     if not samples:
         log("every sample is cut off, so the model does not learn to stop: raise data.max_length")
-    added = model.add_eos_tokens(checks.stop_token_is_trained(chat, samples))
+    added = model.add_eos_tokens(stop_token_is_trained(chat, samples))
     if added:
         shown = ", ".join(repr(chat.tokenizer.decode([number])) for number in added)
         log(f"replies end in {shown}: added to the eos_token_id of generation_config.json")
+
+
+def stop_token_is_trained(chat: ChatFormat, samples: Sequence[Example]) -> set[int]:
+    """The last learned token of a reply must be one that ends it. Returns those there are."""
+    found = set()
+    for sample in samples:
+        places = sample.trained_T.nonzero()[0]
+        if not len(places):
+            raise SelfTestError("a sample has no token to learn; look at it with --dry-run")
+        last = int(sample.token_T[places[-1]])
+        if last not in chat.stop_ids:
+            shown = chat.tokenizer.decode([last])
+            raise SelfTestError(
+                f"replies end in {shown!r}, which is no stop token, so the model would not learn to stop. "
+                "Set model.chat_template to a template that ends each reply with one"
+            )
+        found.add(last)
+    return found

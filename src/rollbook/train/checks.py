@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from rollbook.errors import RollbookError
-from rollbook.policies.chat_format import ChatFormat
 from rollbook.train.batch import Example, packed_batch, padded_batch
 from rollbook.train.model import Model
 
@@ -151,21 +150,3 @@ def _same_head(model: Model, samples: Sequence[Example], device: torch.device) -
         model.use_dropout(was_training)
     tolerance = _TOLERANCE.get(model.head_dtype, 5e-2)
     return bool(torch.allclose(chunked, own, rtol=tolerance, atol=tolerance))
-
-
-def stop_token_is_trained(chat: ChatFormat, samples: Sequence[Example]) -> set[int]:
-    """The last learned token of a reply must be one that ends it. Returns those there are."""
-    found = set()
-    for sample in samples:
-        places = sample.trained_T.nonzero()[0]
-        if not len(places):
-            raise SelfTestError("a sample has no token to learn; look at it with --dry-run")
-        last = int(sample.token_T[places[-1]])
-        if last not in chat.stop_ids:
-            shown = chat.tokenizer.decode([last])
-            raise SelfTestError(
-                f"replies end in {shown!r}, which is no stop token, so the model would not learn to stop. "
-                "Set model.chat_template to a template that ends each reply with one"
-            )
-        found.add(last)
-    return found

@@ -18,7 +18,7 @@ LAYERS = [
     {"cli", "demo", "__main__"},
     {"audit", "collect", "rl", "sft"},
     {"data"},
-    {"query"},
+    {"query", "tokens"},
     {"samplers"},
     {"envs", "policies"},
     {"rollouts", "train"},

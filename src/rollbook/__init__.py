@@ -1,7 +1,7 @@
 """Rollbook records the post-training loop of a language model, from the run down to each token.
 
-Writing: `Run`, `Trajectory`, `Step`, `logtree`. Reading: `open_run`, `audit`. Jobs: `collect`, `sft`, `rl`;
-`replay` takes a recorded step again. Names load on first use, so importing the package costs nothing and
+Writing: `Run`, `Trajectory`, `Step`, `logtree`. Reading: `open_run`, `query`, `audit`. Jobs: `collect`, `sft`,
+`rl`; `replay` takes a recorded step again. Names load on first use, so importing the package costs nothing and
 reading a run never imports torch.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rollbook.version import __version__
 
 if TYPE_CHECKING:
-    from rollbook import audit, collect, rl, sft
+    from rollbook import audit, collect, query, rl, sft
     from rollbook.errors import RollbookError
     from rollbook.records import logtree
     from rollbook.records.rollouts import Step, Trajectory
@@ -32,6 +32,7 @@ __all__ = [
     "collect",
     "logtree",
     "open_run",
+    "query",
     "replay",
     "rl",
     "sft",
@@ -41,6 +42,7 @@ _MODULES = {
     "audit": "rollbook.audit",
     "collect": "rollbook.collect",
     "logtree": "rollbook.records.logtree",
+    "query": "rollbook.query",
     "rl": "rollbook.rl",
     "sft": "rollbook.sft",
 }

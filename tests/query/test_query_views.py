@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import collecting
+import rollbook
 from helpers.sample_run import SampleConfig, write_sample_run
 from rollbook import open_run
 from rollbook.errors import BadLineError, RollbookError, UsageError
@@ -369,8 +370,8 @@ def test_nothing_to_query(tmp_path: Path) -> None:
 
 
 def test_sql_of_a_run(sample_run: Path) -> None:
-    result = open_run(sample_run).sql(
-        "select iteration, avg(reward) as mean from rollouts group by all order by 1"
+    result = rollbook.query(
+        "select iteration, avg(reward) as mean from rollouts group by all order by 1", sample_run
     )
     assert result.columns == ["iteration", "mean"]
     assert len(result.fetchall()) == len(result.fetchall()) == 21
@@ -378,7 +379,7 @@ def test_sql_of_a_run(sample_run: Path) -> None:
     frame = pytest.importorskip("pandas").DataFrame(result.df())
     assert frame.shape == (21, 2)
     with pytest.raises(UsageError, match="near it: reward"):
-        open_run(sample_run).sql("select rewardd from rollouts")
+        rollbook.query("select rewardd from rollouts", sample_run)
 
 
 def test_files_of_other_systems(peer_fixtures: Path) -> None:

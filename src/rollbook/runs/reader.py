@@ -31,8 +31,6 @@ from rollbook.runs.follow import Follower
 from rollbook.runs.metrics_view import Metrics
 
 if TYPE_CHECKING:
-    import duckdb
-
     from rollbook.records.tokens import TokenSequence
 
 
@@ -141,15 +139,6 @@ class RunReader:
 
     def alerts(self) -> Iterator[Alert]:
         return read_records(self.files.alerts, Alert)
-
-    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
-        """A query over this run's views, read in place; see docs/query.md.
-
-        The result is DuckDB's relation: it prints as a table and has `.fetchall()`, `.arrow()`, `.df()`.
-        """
-        from rollbook.query.session import Session
-
-        return Session([self.files.root]).relation(query)
 
     def follow(self) -> Follower:
         """For watching a run that is being written: each `poll()` returns what is new."""

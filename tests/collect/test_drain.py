@@ -18,11 +18,14 @@ from collecting import (
     config,
     expected_keys,
     keys,
+    results,
+    row,
     run,
     script,
     settings,
     small_input,
     start,
+    write_rows,
 )
 from fake_servers import serving_bytes
 from rollbook.collect.progress import read_progress
@@ -86,6 +89,17 @@ def test_what_a_drain_let_go_is_collected_by_the_next_session(workers: int, tmp_
     (tmp_path / "answers").touch()
     assert run(tmp_path).done_before == 2
     assert_exactly_once(tmp_path / "out.jsonl", expected_keys(4))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_rollout_that_takes_too_long_is_a_failure_of_its_own(workers: int, tmp_path: Path) -> None:
+    rows = [row("t0", "hang"), row("t1")]
+    write_rows(tmp_path / "in.jsonl", rows)
+    config(tmp_path, script(tmp_path, HANGS))
+    progress = run(tmp_path, "rollout_timeout_s=0.1", "retry.timeout=1", f"workers={workers}")
+    assert (progress.failures, progress.done) == ({"timeout": 1}, 1)
+    (failure,) = results(tmp_path / "out_failures.jsonl")
+    assert "took longer than 0.1 s" in failure["message"]
 
 
 def test_a_drain_that_is_done_in_time_lets_nothing_go(tmp_path: Path) -> None:

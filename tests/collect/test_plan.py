@@ -35,6 +35,10 @@ BAD = {
     "no params": '{"id": 1}',
     "no input": '{"responses_create_params": {}}',
     "input is a number": '{"responses_create_params": {"input": 3}}',
+    "no messages": '{"responses_create_params": {"input": []}}',
+    "an item that cannot be sent on": (
+        '{"responses_create_params": {"input": [{"role": "user", "content": "a"}, {"type": "mesage"}]}}'
+    ),
     "an id that is a list": '{"id": [1], "responses_create_params": {"input": "x"}}',
     "a list": "[1, 2]",
     "half a character": '{"responses_create_params": {"input": "\\ud800"}}',

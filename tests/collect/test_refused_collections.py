@@ -354,6 +354,8 @@ def test_an_output_below_a_file_is_refused_in_words(tmp_path: Path) -> None:
         {"input": "q", "tools": "calculator"},
         {"input": "q", "metadata": "x"},
         {"input": "q", "instructions": 3},
+        {"input": [5]},
+        {"input": [None]},
     ],
 )
 def test_parameters_of_another_shape_are_named_by_their_line_before_anything_is_sent(
@@ -366,7 +368,9 @@ def test_parameters_of_another_shape_are_named_by_their_line_before_anything_is_
     assert files_of(tmp_path) == set()
 
 
-@pytest.mark.parametrize("params", [{"input": [5]}, {"input": [None]}, {"input": "q", "tools": ["x"]}])
+@pytest.mark.parametrize(
+    "params", [{"input": "q", "tools": ["x"]}, {"input": "q", "metadata": {"extra_body": "{"}}]
+)
 def test_what_only_shows_when_it_is_asked_is_an_invalid_request(
     params: dict[str, Any], tmp_path: Path
 ) -> None:

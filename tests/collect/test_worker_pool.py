@@ -114,6 +114,21 @@ def test_a_worker_that_leaves_a_process_behind_is_missed_when_it_dies(tmp_path: 
     assert progress.failures["worker_lost"] >= 1
 
 
+def test_a_worker_that_hangs_before_it_begins_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    small_input(tmp_path, 6)
+    policy = script(tmp_path, "return '2'")
+    first = tmp_path / "first"
+    with (tmp_path / "script.py").open("a") as file:
+        file.write(
+            "\nimport contextlib, sys\n"
+            "if 'worker' in sys.argv[0]:\n"
+            f"    with contextlib.suppress(FileExistsError):\n        os.mkdir({str(first)!r})\n"
+            "        time.sleep(3600)\n"
+        )
+    config(tmp_path, policy)
+    assert run(tmp_path, "workers=2", "stop_after=1h").done == 6
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
 def test_workers_do_not_outlive_a_collector_that_was_killed_while_they_hang(tmp_path: Path) -> None:
     small_input(tmp_path, 2)

@@ -11,9 +11,11 @@ after the other, end the collection.
 from __future__ import annotations
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
 
 from rollbook.collect.rows import Item, Outcome
+from rollbook.collect.settings import CollectSettings
 from rollbook.errors import RollbookError
 from rollbook.rollouts.types import FailureKind
 
@@ -92,17 +94,18 @@ class Crew(ABC):
 
     kind: str  # what members are, for people, and where they said what they died of
     messages: str
-    begins_together = False  # nobody is given items before all can take them, so that all have their share
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, settings: CollectSettings) -> None:
+        # So that those who are ready first leave something to the others.
+        self._share = math.ceil(settings.num_samples_in_parallel / settings.workers)
         self._ready: list[Member] = []
         self._apart: Member | None = None  # from the others, for the sake of one item
         self._setting_apart = asyncio.Lock()
         self._changed = asyncio.Event()
         self._error: Exception | None = None
         self._deaths = 0
-        self._has_begun = self._is_draining = self._is_closing = False
-        self._places = [asyncio.ensure_future(self._fill_place()) for _ in range(size)]
+        self._is_draining = self._is_closing = False
+        self._places = [asyncio.ensure_future(self._fill_place()) for _ in range(settings.workers)]
 
     @abstractmethod
     async def _hire(self) -> Member: ...
@@ -139,10 +142,10 @@ class Crew(ABC):
         while self._error is None:
             if self._is_draining:
                 return None
-            self._has_begun |= not self.begins_together or len(self._ready) == len(self._places)
             there = [member for member in self._ready if member is not self._apart]
-            if there and self._has_begun:
-                return min(there, key=lambda member: len(member.leases))
+            least_busy = min(there, key=lambda member: len(member.leases), default=None)
+            if least_busy is not None and len(least_busy.leases) < self._share:
+                return least_busy
             self._changed.clear()
             await self._changed.wait()
         raise self._error
@@ -187,6 +190,7 @@ class Crew(ABC):
                 for outcome in await member.outcomes():
                     self._deaths = 0
                     member.settle(outcome)
+                self._changed.set()
         except Gone as gone:
             why = str(gone)
             self._count_death(member, why)  # before its items hear of it, and use up their attempts

@@ -147,7 +147,13 @@ def local_executor(settings: CollectSettings, share: int = 1) -> LocalExecutor:
         params=(agent.policy or {}).get("params"),
     )
     wrap = limit if requests or tokens else None
-    built = build_agent(agent.env, agent.policy, max_turns=agent.max_turns, wrap_policy=wrap)
+    built = build_agent(
+        agent.env,
+        agent.policy,
+        max_turns=agent.max_turns,
+        timeout_s=settings.rollout_timeout_s,
+        wrap_policy=wrap,
+    )
     return LocalExecutor(
         built,
         settings.responses_create_params,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import orjson
@@ -16,6 +16,22 @@ A_GOOD_ROW = (
 )
 
 
+class InputItem(msgspec.Struct, gc=False):
+    """A part of a conversation. One of another type could not be sent on, and the rest would be another."""
+
+    type: (
+        Literal[
+            "message",
+            "reasoning",
+            "function_call",
+            "custom_tool_call",
+            "function_call_output",
+            "custom_tool_call_output",
+        ]
+        | None
+    ) = None
+
+
 class Items(msgspec.Struct, array_like=True, gc=False):
     """An array whose items are checked to be JSON and skipped: keeping them takes three times as long."""
 
@@ -25,7 +41,7 @@ class Object(msgspec.Struct, gc=False):
 
 
 class Params(msgspec.Struct, gc=False):
-    input: str | Items
+    input: str | Annotated[list[InputItem], msgspec.Meta(min_length=1)]
     instructions: str | None = None
     tools: Items | None = None
     metadata: Object | None = None

@@ -41,7 +41,7 @@ class RayExecutor(Crew):
         # so more workers than CPUs are no trouble.
         self._new = ray.remote(RolloutActor).options(scheduling_strategy="SPREAD", max_restarts=0).remote
         self._has_said = False
-        super().__init__(settings.workers)
+        super().__init__(settings)
 
     @classmethod
     async def start(cls, settings: CollectSettings) -> RayExecutor:

@@ -19,11 +19,10 @@ _LOOK_EVERY_S = 0.5
 
 class WorkerPool(Crew):
     kind, messages = "worker processes", "their messages stand above"
-    begins_together = True
 
     def __init__(self, settings: CollectSettings) -> None:
         self._settings = frame(encode_settings(settings))
-        super().__init__(settings.workers)
+        super().__init__(settings)
 
     async def _hire(self) -> Member:
         try:

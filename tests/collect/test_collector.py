@@ -29,8 +29,7 @@ from rollbook.collect import prepare
 from rollbook.collect.collector import collect
 from rollbook.collect.manifest import read_manifest
 from rollbook.collect.own_tasks import count_tasks, write_tasks
-from rollbook.collect.prepare import Prepared
-from rollbook.collect.progress import Progress, read_progress
+from rollbook.collect.progress import read_progress
 from rollbook.collect.sink import ResultSink
 from rollbook.envs.arithmetic import Arithmetic
 from rollbook.errors import BadFileError, BadLineError, LockedError, UsageError, WriteError
@@ -135,7 +134,7 @@ def test_a_damaged_output_is_not_written_to(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     output.write_bytes(output.read_bytes() * 2)
     damaged = output.read_bytes()
-    with pytest.raises(BadLineError, match=r"out\.jsonl:3: the same key stands on line 1 already"):
+    with pytest.raises(BadLineError, match=r"out\.jsonl:3: line 1 has the same key"):
         run(tmp_path)
     assert output.read_bytes() == damaged
 
@@ -217,7 +216,7 @@ def test_always_looks_keys_up_when_the_input_is_another(tmp_path: Path) -> None:
     progress = run(tmp_path, "resume=always")
     assert (progress.done_before, progress.done, progress.expected) == (2, 3, 3)
     assert_exactly_once(tmp_path / "out.jsonl", {*expected_keys(4), "new#0"})
-    assert run(tmp_path).done_before == 3  # by the new journal and the new manifest
+    assert run(tmp_path).done_before == 3  # by the new manifest
 
 
 def test_a_manifest_that_cannot_be_read(tmp_path: Path) -> None:
@@ -284,7 +283,6 @@ def test_a_commit_that_is_cut_short_loses_no_count(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(ResultSink, "commit", slow)
     progress = run(tmp_path)
     assert (progress.status, progress.done) == ("complete", 20)
-    assert (tmp_path / "out_journal.bin").stat().st_size == 32 * 20
 
 
 def test_failures_are_typed_records_without_rewards(tmp_path: Path) -> None:
@@ -424,76 +422,14 @@ def test_json(tmp_path: Path) -> None:
     assert ended.stderr == ""
 
 
-def test_no_line_is_written_before_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines without a manifest could not be resumed; the manifest waits for a digest of the input."""
+def test_the_manifest_is_there_before_the_first_request(tmp_path: Path) -> None:
+    """Lines without a manifest could not be resumed."""
     small_input(tmp_path, 4)
     config(tmp_path)
-    at_work: list[Progress] = []
-    lines_before: list[int] = []
-    write = Prepared.write_manifest
-
-    def write_late(self: Prepared, path: Path) -> None:
-        time.sleep(1.5)  # longer than the four rollouts and several commits take
-        lines_before.append(lines_in(tmp_path / "out.jsonl"))
-        write(self, path)
-
-    monkeypatch.setattr(Prepared, "write_manifest", write_late)
-    collect(settings(tmp_path), show=at_work.append, say=lambda _: None)
-    assert lines_before == [0]
-    assert any(now.status == "running" and now.in_flight == 0 for now in at_work)
-    assert_exactly_once(tmp_path / "out.jsonl", expected_keys(4, 1))
-
-
-def test_results_that_wait_for_the_manifest_count_when_failures_are_judged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small_input(tmp_path, 40)
-    body = "if len(list(pathlib.Path(__file__).parent.glob('done*'))) < 30:\n"
-    body += "    pathlib.Path(__file__).with_name(f'done{random.random()}').touch()\n"
-    body += "    return '2'\nraise ValueError('no')"
-    config(tmp_path, script(tmp_path, body))
-    write = Prepared.write_manifest
-
-    def write_late(self: Prepared, path: Path) -> None:
-        time.sleep(1.5)
-        write(self, path)
-
-    monkeypatch.setattr(Prepared, "write_manifest", write_late)
-    words = ["min_samples=5", "max_failure_rate=0.5", "num_samples_in_parallel=1"]
-    progress = collect(settings(tmp_path, *words), say=lambda _: None)
-    assert (progress.done, progress.failed, progress.reason) == (30, 10, None)
-
-
-def test_a_manifest_that_would_take_long_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_input(tmp_path, 4)
-    config(tmp_path)
-    monkeypatch.setattr(prepare, "_LONG_DIGEST", 1)
     began: list[bool] = []
     manifest = tmp_path / "out_manifest.json"
     collect(settings(tmp_path), say=lambda _: None, began=lambda _: began.append(manifest.exists()))
     assert began == [True]
-
-
-def test_a_journal_never_meets_the_manifest_of_another_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its row numbers would mean other rows."""
-    source = small_input(tmp_path, 4)
-    config(tmp_path)
-    collect(settings(tmp_path, "limit=3"), say=lambda _: None)
-    source.write_bytes(b"".join(reversed(source.read_bytes().splitlines(keepends=True))))
-    had_journal: list[bool] = []
-    write = Prepared.write_manifest
-
-    def look_and_write(self: Prepared, path: Path) -> None:
-        time.sleep(0.2)
-        had_journal.append((tmp_path / "out_journal.bin").exists())
-        write(self, path)
-
-    monkeypatch.setattr(Prepared, "write_manifest", look_and_write)
-    collect(settings(tmp_path, "resume=always"), say=lambda _: None)
-    assert had_journal == [False]
-    assert_exactly_once(tmp_path / "out.jsonl", expected_keys(4, 1))
 
 
 def test_without_its_manifest_a_collection_writes_nothing(
@@ -502,13 +438,22 @@ def test_without_its_manifest_a_collection_writes_nothing(
     small_input(tmp_path, 4)
     config(tmp_path)
 
-    def fail(self: Prepared, path: Path) -> None:
+    def fail(path: Path, _: object) -> None:
         raise WriteError(f"{path}: No space left on device")
 
     with monkeypatch.context() as broken:
-        broken.setattr(Prepared, "write_manifest", fail)
+        broken.setattr(prepare, "write_manifest", fail)
         with pytest.raises(WriteError, match="No space left"):
             collect(settings(tmp_path), say=lambda _: None)
     assert lines_in(tmp_path / "out.jsonl") == 0
     collect(settings(tmp_path), say=lambda _: None)
     assert_exactly_once(tmp_path / "out.jsonl", expected_keys(4, 1))
+
+
+def test_the_journal_of_an_earlier_version_is_removed(tmp_path: Path) -> None:
+    small_input(tmp_path, 4)
+    config(tmp_path)
+    run(tmp_path, "limit=2")
+    (tmp_path / "out_journal.bin").write_bytes(bytes(64))
+    assert run(tmp_path).done_before == 2
+    assert not (tmp_path / "out_journal.bin").exists()

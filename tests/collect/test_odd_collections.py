@@ -30,7 +30,7 @@ from collecting import (
     start,
     write_rows,
 )
-from rollbook.collect import finish
+from rollbook.collect import collector
 from rollbook.collect.settings import encode_settings
 from rollbook.collect.wire import frame
 from rollbook.errors import Interrupted, UsageError
@@ -212,12 +212,10 @@ def test_tokens_that_nobody_can_believe_do_not_end_it(
     config(tmp_path)
     tokens = run(tmp_path, "limit=2").input_tokens
     assert tokens == 2 * min(max(0, claimed), 2**31 - 1)
-    (tmp_path / "out_journal.bin").unlink()
     assert run(tmp_path).input_tokens == tokens // 2 * 3
 
 
-@pytest.mark.parametrize("has_journal", [True, False])
-def test_tokens_and_cost_are_those_of_all_sessions(has_journal: bool, tmp_path: Path) -> None:
+def test_tokens_and_cost_are_those_of_all_sessions(tmp_path: Path) -> None:
     small_input(tmp_path, 6)
     config(tmp_path, {"kind": "scripted", "script": ["so it is 2"]})
     prices = ("prices.input=10", "prices.output=100")
@@ -226,8 +224,6 @@ def test_tokens_and_cost_are_those_of_all_sessions(has_journal: bool, tmp_path: 
     (tmp_path / "out.jsonl").unlink()
     first = run(tmp_path, *prices, "limit=4")
     assert 0 < first.output_tokens < whole.output_tokens
-    if not has_journal:
-        (tmp_path / "out_journal.bin").unlink()
     second = run(tmp_path, *prices)
     assert second.done_before == 4
     for name in ("input_tokens", "output_tokens", "cost", "reward_mean", "reward_count"):
@@ -257,7 +253,7 @@ def test_a_signal_while_the_finished_file_is_checked_is_heard(
 ) -> None:
     small_input(tmp_path, 3)
     config(tmp_path)
-    monkeypatch.setattr(finish, "verify", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(collector, "verify", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Interrupted):
         run(tmp_path)
@@ -293,7 +289,7 @@ def test_two_outputs_that_differ_in_their_ending_alone_do_not_share_a_manifest(t
         run(tmp_path, f"output_jsonl_fpath={tmp_path / 'out.json'}")
     assert (tmp_path / "out_manifest.json").read_bytes() == before
     assert not (tmp_path / "out.json").exists()
-    for name in ("out", "out_manifest", "out_journal", "out_progress"):  # whoever moves all may go on
+    for name in ("out", "out_manifest", "out_progress"):  # whoever moves all may go on
         for path in tmp_path.glob(f"{name}.*"):
             path.rename(path.with_name(path.name.replace("out", "moved", 1)))
     assert run(tmp_path, f"output_jsonl_fpath={tmp_path / 'moved.jsonl'}").done_before == 3
@@ -361,7 +357,7 @@ def test_another_input_of_which_everything_is_done_does_not_become_that_of_the_r
     other = write_rows(tmp_path / "other.jsonl", [row("t2"), row("t0")])
     assert run(tmp_path, "resume=always", f"input_jsonl_fpath={other}").done_before == 2
     assert manifest_of(tmp_path) == before
-    small_input(tmp_path, 4)  # one row more, so that the journal decides which one is missing
+    small_input(tmp_path, 4)  # one row more, so that the manifest decides whether it goes on
     assert run(tmp_path).done_before == 3
     assert_exactly_once(tmp_path / "out.jsonl", expected_keys(4))
 

@@ -95,12 +95,9 @@ def test_usage_that_a_server_sent_is_counted(tmp_path: Path) -> None:
     assert progress.cost == pytest.approx(0.0007)
 
 
-@pytest.mark.parametrize("has_journal", [True, False])
-def test_rollouts_without_usage_are_those_of_all_sessions(has_journal: bool, tmp_path: Path) -> None:
+def test_rollouts_without_usage_are_those_of_all_sessions(tmp_path: Path) -> None:
     small_input(tmp_path, 5)
     assert collected(tmp_path, None, "limit=2").without_usage == 2
-    if not has_journal:
-        (tmp_path / "out_journal.bin").unlink()
     progress = collected(tmp_path, COUNTED)
     assert (progress.done_before, progress.without_usage, progress.output_tokens) == (2, 2, 9)
     assert progress.cost is not None
@@ -111,16 +108,13 @@ def test_workers_tell_of_rollouts_without_usage(tmp_path: Path) -> None:
     assert collected(tmp_path, None, "workers=2").without_usage == 4
 
 
-@pytest.mark.parametrize("has_journal", [True, False])
-def test_usage_of_an_episode_with_an_uncounted_turn_is_unknown(has_journal: bool, tmp_path: Path) -> None:
+def test_usage_of_an_episode_with_an_uncounted_turn_is_unknown(tmp_path: Path) -> None:
     small_input(tmp_path, 3)
     (tmp_path / "env.py").write_text(TWO_TURNS)
     agent = {"env": {"name": f"{tmp_path / 'env.py'}:Twice"}, "policy": script(tmp_path, BY_PARITY)}
     (tmp_path / "rollbook.yaml").write_text(yaml.safe_dump({"agents": {"a": agent}}))
     first = run(tmp_path, "limit=1")
     assert (first.without_usage, first.input_tokens) == (1, 0)
-    if not has_journal:  # which may be deleted at any time
-        (tmp_path / "out_journal.bin").unlink()
     progress = run(tmp_path)
     assert (progress.done_before, progress.without_usage) == (1, 3)
     assert (progress.input_tokens, progress.output_tokens) == (0, 0)

@@ -18,11 +18,11 @@ import msgspec
 
 from rollbook.collect.descriptors import with_room
 from rollbook.collect.executor import Executor, LocalExecutor, local_executor
-from rollbook.collect.input_check import InputCheck, begin_check
+from rollbook.collect.input import Input
 from rollbook.collect.loop import event_loop, run_to_the_end, seldom_collecting_garbage
 from rollbook.collect.manifest import Manifest, write_manifest
+from rollbook.collect.output import put_in_order, verify
 from rollbook.collect.paths import CollectionFiles
-from rollbook.collect.plan import Plan
 from rollbook.collect.prepare import Outlook, Prepared, outlook, prepare
 from rollbook.collect.progress import Progress, Tally, last_progress, write_progress
 from rollbook.collect.rows import Item
@@ -43,38 +43,33 @@ def collect(
     *,
     show: Show = lambda _: None,
     say: Callable[[str], None] = print,
-    began: Callable[[Plan], None] = lambda _: None,
-    check: InputCheck | None = None,
+    began: Callable[[Input], None] = lambda _: None,
 ) -> Progress:
     """Collect until everything is done, given up or told to stop; returns how it stands then.
 
     `began` is called once nothing is refused any more: everything is checked, and the output is locked.
-    `check` is what `begin_check` gave, where it was called before, to save time.
     """
     files = CollectionFiles(Path(settings.output_jsonl_fpath))
     settings = with_room(settings, say)
     with ExitStack() as opened:
-        if check := check or begin_check(settings):
-            opened.callback(check.close)
-        loop = event_loop()  # while others check the input
-        prepared = prepare(settings, files, opened, check)
-        if foreign := prepared.plan.foreign_agents:
+        prepared = prepare(settings, files, opened)
+        if foreign := sorted(prepared.rows.foreign_agents):
             say(
-                f"rows of {prepared.plan.path} name agents that are not among `agents:` here (agent_ref: "
+                f"rows of {prepared.rows.path} name agents that are not among `agents:` here (agent_ref: "
                 f"{', '.join(foreign[:_SHOWN_AGENTS])}); {settings.agent_name} does them"
             )
         if prepared.done.unknown:
             say(f"{prepared.done.unknown} lines of {files.shown} belong to no planned rollout; they stay")
         with seldom_collecting_garbage():
-            progress = run_to_the_end(loop, _collect(settings, files, prepared, show, say, began))
+            progress = run_to_the_end(event_loop(), _collect(settings, files, prepared, show, say, began))
         opened.enter_context(_term_interrupts())
         if not prepared.keeps_manifest:
             _write_coverage(files, prepared.manifest, progress)
         prepared.output.close()
         if progress.missing == 0:
-            from rollbook.collect.finish import finish  # and numpy with it, which the start need not wait for
-
-            finish(files, prepared.plan, ordered=settings.ordered)
+            found = verify(files.output, prepared.rows, settings.num_repeats)
+            if settings.ordered:
+                put_in_order(files.output, found)
     return progress
 
 
@@ -106,16 +101,19 @@ async def _collect(
     prepared: Prepared,
     show: Show,
     say: Callable[[str], None],
-    began: Callable[[Plan], None],
+    began: Callable[[Input], None],
 ) -> Progress:
-    plan, done = prepared.plan, prepared.done
+    rows, done = prepared.rows, prepared.done
+    expected = rows.rows * settings.num_repeats
     async with AsyncExitStack() as opened:
-        executor = await _executor(settings, prepared.executor, plan.expected - done.count)
+        executor = await _executor(settings, prepared.executor, expected - done.count)
         opened.push_async_callback(executor.close)
-        began(plan)  # before anything that bears the time at which it began
-        sink = _sink(settings, files, prepared, say)
+        began(rows)  # before anything that bears the time at which it began
+        sink = _sink(settings, files, prepared, expected, say)
         opened.callback(sink.close)
-        session = _Session(settings, files, plan.items(done.flags), executor, sink, show, say)
+        session = _Session(
+            settings, files, rows.items(settings.num_repeats, done.flags), executor, sink, show, say
+        )
         return await session.run(opened.aclose)
 
 
@@ -187,30 +185,25 @@ class _Session:
         return progress
 
 
-async def _manifest(prepared: Prepared, files: CollectionFiles) -> None:
-    if not prepared.has_manifest:
-        await asyncio.to_thread(prepared.write_manifest, files.manifest)
-
-
 def _sink(
     settings: CollectSettings,
     files: CollectionFiles,
     prepared: Prepared,
+    expected: int,
     say: Callable[[str], None],
 ) -> ResultSink:
-    tally = Tally(files.output, prepared.plan.expected, prepared.done, settings.prices)
+    done = prepared.done
+    tally = Tally(files.output, expected, done.count, done.totals, settings.prices)
     goes_on = prepared.output.position > 0
     if goes_on and (last := last_progress(files.progress, files.output)):
         tally.go_on_from(last)
     return ResultSink(
         files,
         prepared.output,
-        prepared.known,
         tally,
         max_failure_rate=settings.max_failure_rate,
         min_samples=settings.min_samples,
         say=say,
-        manifest=asyncio.ensure_future(_manifest(prepared, files)),
     )
 
 

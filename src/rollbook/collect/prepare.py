@@ -2,21 +2,18 @@
 
 The input is checked row by row, the output compared with what it was collected with, and what is done found.
 `prepare` first takes the lock, and writes the manifest; `outlook` does the same looking, and touches no file.
-Only the manifest of a new collection of a usual size is left for later, when the first requests are on their
-way: it holds a digest of the whole input.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from rollbook.collect.executor import LocalExecutor, local_executor
-from rollbook.collect.input_check import InputCheck, begin_check, begin_check_of
-from rollbook.collect.journal import Done
+from rollbook.collect.input import Agents, Input, read_input
 from rollbook.collect.manifest import (
     Manifest,
     drift,
@@ -27,9 +24,9 @@ from rollbook.collect.manifest import (
     stay_as,
     write_manifest,
 )
+from rollbook.collect.output import Found, find_done
 from rollbook.collect.own_tasks import count_tasks, refuse_other_tasks, write_tasks
 from rollbook.collect.paths import CollectionFiles
-from rollbook.collect.plan import Plan
 from rollbook.collect.settings import CollectSettings
 from rollbook.envs.agents import describe_agent, make_tasks
 from rollbook.errors import UsageError
@@ -37,32 +34,16 @@ from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.locks import FileLock
 from rollbook.records.row_keys import KEY
 
-if TYPE_CHECKING:
-    from rollbook.collect.journal import Entries
-
-_LONG_DIGEST = 512 << 20  # bytes that take a moment
-
 
 class Prepared(NamedTuple):
     """A collection that is ready to go: locked, checked, and compared with what is on the disk."""
 
-    plan: Plan
-    done: Done
+    rows: Input
+    done: Found
     manifest: Manifest
     output: JsonlWriter
     executor: LocalExecutor  # shows that the settings can work; other processes build their own
-    has_manifest: bool  # on the disk
     keeps_manifest: bool  # of another input than this one, of which there is nothing to do
-
-    @property
-    def known(self) -> Entries | None:
-        """What the journal begins with: its row numbers must not meet the manifest of another input."""
-        return None if self.keeps_manifest else self.done.entries
-
-    def write_manifest(self, path: Path) -> None:
-        """Before the first line of results, which could not be resumed without it. Waits for the digest."""
-        self.manifest.input_sha256, self.manifest.input_bytes = self.plan.sha256, self.plan.size
-        write_manifest(path, self.manifest)
 
 
 class Outlook(msgspec.Struct):
@@ -74,39 +55,29 @@ class Outlook(msgspec.Struct):
     missing: int
 
 
-def prepare(
-    settings: CollectSettings,
-    files: CollectionFiles,
-    opened: ExitStack,
-    check: InputCheck | None,
-) -> Prepared:
+def prepare(settings: CollectSettings, files: CollectionFiles, opened: ExitStack) -> Prepared:
     lock = _lock(settings, files, opened)
     old = _last_manifest(settings, files)
-    executor = local_executor(settings) if settings.input_jsonl_fpath is None else None  # before its tasks
+    given = settings.input_jsonl_fpath and Path(settings.input_jsonl_fpath).absolute()
+    executor = local_executor(settings)  # before the tasks that its environment makes
     manifest = _manifest(settings, files)
-    if check is None:
+    if settings.input_jsonl_fpath is None:
         _refuse_changes(settings, files, manifest, old, same_input=True)
-        check = _check_of_own_tasks(settings, files)
-        opened.callback(check.close)
-    # A journal that is there must not meet the manifest of another input, and results not wait for long.
-    later = old is None and check.file.is_file() and check.file.stat().st_size < _LONG_DIGEST
-    plan = _plan(settings, check, digest_can_wait=later)
-    same_input = _compare(settings, files, plan, manifest, old)
-    executor = executor or local_executor(settings)  # after a check, which is quicker than some environments
+        _make_own_tasks(settings, files)
+    rows = _read_input(settings, files, given)
+    same_input = _compare(settings, files, rows, manifest, old)
     output = opened.enter_context(JsonlWriter(files.output, check=False, lock=lock))
-    done = _done(files, plan, same_input=same_input)
-    if not same_input:  # its row numbers must not meet the manifest of another input
-        files.journal.unlink(missing_ok=True)
-    nothing_to_do = done.count == plan.expected
+    done = _done(settings, files, rows)
+    files.journal.unlink(missing_ok=True)  # of earlier versions
+    nothing_to_do = done.count == rows.rows * settings.num_repeats
     if old is not None and nothing_to_do:
         stay_as(old, manifest)
     elif old is not None:
         go_on_from(old, manifest, output.position)
     keeps = old is not None and nothing_to_do and not same_input
-    prepared = Prepared(plan, done, manifest, output, executor, has_manifest=not later, keeps_manifest=keeps)
-    if prepared.has_manifest and not keeps:
-        prepared.write_manifest(files.manifest)
-    return prepared
+    if not keeps:
+        write_manifest(files.manifest, manifest)
+    return Prepared(rows, done, manifest, output, executor, keeps_manifest=keeps)
 
 
 def _lock(settings: CollectSettings, files: CollectionFiles, opened: ExitStack) -> FileLock:
@@ -189,14 +160,18 @@ def _manifest(settings: CollectSettings, files: CollectionFiles) -> Manifest:
 
 
 def _compare(
-    settings: CollectSettings, files: CollectionFiles, plan: Plan, new: Manifest, old: Manifest | None
+    settings: CollectSettings, files: CollectionFiles, rows: Input, new: Manifest, old: Manifest | None
 ) -> bool:
     """Whether the input is that of the last session; drift is refused."""
-    new.input, new.rows = str(plan.path), plan.rows
+    new.input, new.rows, new.input_sha256, new.input_bytes = (
+        str(rows.path),
+        rows.rows,
+        rows.sha256,
+        rows.size,
+    )
     if old is None:
         return False
-    same_input = plan.begins_with(old.input_bytes, old.input_sha256)
-    new.input_sha256 = plan.sha256
+    same_input = rows.begins_with(old.input_bytes, old.input_sha256)
     _refuse_changes(settings, files, new, old, same_input=same_input)
     return same_input
 
@@ -225,33 +200,26 @@ def _begins_with_a_key(output: Path) -> bool:
     return "".join(begin.decode("utf-8", "replace").split()).startswith(f'{{"{KEY}":')
 
 
-def _done(files: CollectionFiles, plan: Plan, *, same_input: bool) -> Done:
-    if not _has_results(files):
-        return Done()
-    from rollbook.collect.done import find_done  # and numpy with it, which a new collection need not wait for
-
-    return find_done(files.output, files.journal, plan, same_input=same_input)
+def _done(settings: CollectSettings, files: CollectionFiles, rows: Input) -> Found:
+    return find_done(files.output, rows, settings.num_repeats) if _has_results(files) else Found()
 
 
-def _plan(settings: CollectSettings, check: InputCheck, *, digest_can_wait: bool = False) -> Plan:
-    return Plan(
-        check.path,
-        limit=settings.limit,
-        repeats=settings.num_repeats,
-        check=check,
-        digest_can_wait=digest_can_wait,
-    )
+def _read_input(settings: CollectSettings, files: CollectionFiles, given: Path | str | None) -> Input:
+    """`given` is where the input is, if there is one: an environment may have gone to another directory."""
+    others = frozenset(settings.agents) - {settings.agent_name}
+    agents = Agents(settings.agent_name, settings.agent.env, others)
+    path = Path(settings.input_jsonl_fpath or files.shown_tasks)
+    return read_input(path, file=Path(given or files.tasks), limit=settings.limit, agents=agents)
 
 
-def _check_of_own_tasks(settings: CollectSettings, files: CollectionFiles) -> InputCheck:
-    """Of the environment's own tasks, written down for the resume."""
+def _make_own_tasks(settings: CollectSettings, files: CollectionFiles) -> None:
+    """The environment's own tasks, written down for the resume."""
     limit = _limit_of_own_tasks(settings)
     go_on = _has_results(files) and files.tasks.exists()
     if not go_on:
         _refuse_tasks_of_others(settings, files)
     if not go_on or count_tasks(files.tasks) < limit:
         write_tasks(files.tasks, make_tasks(settings.agent.env, limit, settings.seed), go_on=go_on)
-    return begin_check_of(settings, files.shown_tasks, files.tasks)
 
 
 def _refuse_tasks_of_others(settings: CollectSettings, files: CollectionFiles) -> None:
@@ -279,9 +247,8 @@ def outlook(settings: CollectSettings, files: CollectionFiles) -> Outlook:
         if not (_has_results(files) and files.tasks.exists()):
             _refuse_tasks_of_others(settings, files)
             return Outlook(str(files.shown), own, 0, own)
-    check = begin_check(settings) or begin_check_of(settings, files.shown_tasks, files.tasks)
-    plan = _plan(settings, check)
-    same_input = _compare(settings, files, plan, _manifest(settings, files), old)
-    done = _done(files, plan, same_input=same_input).count
-    planned = own or plan.expected
+    rows = _read_input(settings, files, settings.input_jsonl_fpath)
+    _compare(settings, files, rows, _manifest(settings, files), old)
+    done = _done(settings, files, rows).count
+    planned = own or rows.rows * settings.num_repeats
     return Outlook(str(files.shown), planned, done, planned - done)

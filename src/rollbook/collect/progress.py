@@ -6,6 +6,7 @@ them, can read it while the collection runs or after it was killed.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import socket
@@ -18,7 +19,6 @@ from typing import Any
 import msgspec
 import orjson
 
-from rollbook.collect.journal import Done
 from rollbook.collect.rows import Outcome
 from rollbook.collect.settings import Prices
 from rollbook.errors import BadFileError
@@ -64,14 +64,47 @@ class Progress(msgspec.Struct, kw_only=True):
     reason: str | None = None  # why it stopped
 
 
+class RunningMean:
+    """Mean and spread of a stream (Welford)."""
+
+    def __init__(self, count: int = 0, mean: float = 0.0, std: float = 0.0) -> None:
+        """A stream may go on where another one, of which this much is known, has ended."""
+        self.count = count
+        self.mean = mean
+        self._squares = std * std * count
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        delta = value - self.mean
+        self.mean += delta / self.count
+        self._squares += delta * (value - self.mean)
+
+    @property
+    def std(self) -> float:
+        return math.sqrt(self._squares / self.count) if self.count else 0.0
+
+
+class Totals(msgspec.Struct):
+    """What the lines of a file come to."""
+
+    reward: RunningMean = msgspec.field(default_factory=RunningMean)
+    input_tokens: int = 0
+    output_tokens: int = 0
+    without_usage: int = 0  # lines
+
+
 class Tally:
     """Counts outcomes; makes a Progress of them."""
 
-    def __init__(self, output: Path, expected: int, done: Done, prices: Prices | None) -> None:
-        self.expected, self.done_before = expected, done.count
+    def __init__(
+        self, output: Path, expected: int, done_before: int, totals: Totals, prices: Prices | None
+    ) -> None:
+        self.expected, self.done_before = expected, done_before
         self.finished = self.given_up = 0
         self.failures: Counter[str] = Counter()
-        self.reward, self.input_tokens, self.output_tokens, self.without_usage = done.totals()
+        self.reward = totals.reward
+        self.input_tokens, self.output_tokens = totals.input_tokens, totals.output_tokens
+        self.without_usage = totals.without_usage
         self.lost_input_tokens = self.lost_output_tokens = 0
         self._output = output
         self._prices = prices

@@ -1,23 +1,19 @@
-"""Where outcomes come to rest: results, failures, journal, counts.
+"""Where outcomes come to rest: results, failures, counts.
 
 A result's line is appended at once and counts once it is on the disk: a background commit every 50 ms makes
-all lines since the last one durable together, then the journal and the counters learn of them. Failures are
-made durable by the same commits. The slot a rollout held is free long before. Only the first lines wait for
-the manifest, which takes a digest of the whole input.
+all lines since the last one durable together, then the counters learn of them. Failures are made durable by
+the same commits. The slot a rollout held is free long before.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import shlex
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import orjson
 
-from rollbook.collect.journal import WITHOUT_USAGE, Entry, Journal
 from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.progress import Tally
 from rollbook.collect.rows import Item, Outcome, response_of_reply
@@ -29,9 +25,6 @@ from rollbook.records.turns import Usage
 from rollbook.rollouts.retry import Attempts
 from rollbook.rollouts.usage import clamp_tokens
 
-if TYPE_CHECKING:
-    from rollbook.collect.journal import Entries
-
 _COMMIT_EVERY_S = 0.05
 
 
@@ -40,21 +33,15 @@ class ResultSink:
         self,
         files: CollectionFiles,
         output: JsonlWriter,
-        known: Entries | None,
         tally: Tally,
         *,
         max_failure_rate: float,
         min_samples: int,
         say: Callable[[str], None],
-        manifest: Awaitable[None],
     ) -> None:
-        """`manifest` is done once it is on the disk."""
         self.tally = tally
-        self._manifest = manifest
-        self._waiting: list[Outcome] | None = []  # for the manifest
         self._output = output
         self._failures = _failures_writer(files.failures)
-        self._journal = Journal(files.journal, known)
         self._max_failure_rate, self._min_samples = max_failure_rate, min_samples
         self._say = say
         self._uncommitted: list[tuple[Outcome, int]] = []
@@ -62,12 +49,6 @@ class ResultSink:
         self._stop: str | None = None
 
     def done(self, item: Item, outcome: Outcome) -> None:
-        if self._waiting is None:
-            self._append(outcome)
-        else:
-            self._waiting.append(outcome)
-
-    def _append(self, outcome: Outcome) -> None:
         end = self._output.append(outcome.line)
         outcome.line = b""
         self._uncommitted.append((outcome, end))
@@ -112,18 +93,12 @@ class ResultSink:
 
     async def commit(self) -> None:
         """Make what is appended durable, then count it."""
-        if self._waiting is not None:
-            await asyncio.shield(self._manifest)
-            waited, self._waiting = self._waiting, None
-            for outcome in waited:
-                self._append(outcome)
         if self._uncommitted:
             await self._commit_results()
         if self._failures.durable < self._failures.position:
             await asyncio.to_thread(self._failures.sync)
 
     def close(self) -> None:
-        self._journal.close()
         self._failures.close()
 
     async def _commit_results(self) -> None:
@@ -132,7 +107,6 @@ class ResultSink:
         await asyncio.to_thread(self._output.wait, self._uncommitted[-1][1])
         # Taken out only now: whoever cancels the wait leaves them to the next commit.
         batch, self._uncommitted = self._uncommitted[:count], self._uncommitted[count:]
-        self._journal.append([_entry(outcome, end) for outcome, end in batch])
         for outcome, _ in batch:
             self.tally.add(outcome)
 
@@ -144,8 +118,7 @@ class ResultSink:
             self._say(f"first {kind} failure: {outcome.message}")
 
     def _judge(self) -> None:
-        waiting = len(self._uncommitted) + len(self._waiting or ())
-        tried = self.tally.finished + waiting + self.tally.given_up
+        tried = self.tally.finished + len(self._uncommitted) + self.tally.given_up
         rate = self.tally.given_up / tried
         if tried >= self._min_samples and rate > self._max_failure_rate:
             self.stop(
@@ -162,9 +135,3 @@ def _failures_writer(path: Path) -> JsonlWriter:
         raise BadLineError(
             path, error.line, f"{error.why}; results do not depend on it: type {aside}, then the same command"
         ) from None
-
-
-def _entry(outcome: Outcome, end: int) -> Entry:
-    reward = math.nan if outcome.reward is None else outcome.reward
-    said = outcome.output_tokens | (WITHOUT_USAGE if outcome.without_usage else 0)
-    return Entry(outcome.row, outcome.repeat, end, reward, outcome.input_tokens, said)

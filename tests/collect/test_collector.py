@@ -25,14 +25,15 @@ from collecting import (
     start,
     write_rows,
 )
+from rollbook.collect import collect as collector
 from rollbook.collect import prepare
-from rollbook.collect.collector import collect
+from rollbook.collect.collect import collect
 from rollbook.collect.manifest import read_manifest
 from rollbook.collect.own_tasks import count_tasks, write_tasks
 from rollbook.collect.progress import read_progress
-from rollbook.collect.sink import ResultSink
 from rollbook.envs.arithmetic import Arithmetic
 from rollbook.errors import BadFileError, BadLineError, LockedError, UsageError, WriteError
+from rollbook.records.jsonl import JsonlWriter
 
 WAIT = 60.0
 FAILS_SOMETIMES = """
@@ -71,8 +72,8 @@ def test_a_collection_and_its_files(tmp_path: Path) -> None:
     shown: list[str] = []
     progress = collect(
         settings(tmp_path, "num_repeats=3", "prices.input=10", "prices.output=1e6"),
-        show=lambda now: shown.append(now.status),
-        say=lambda _: None,
+        on_progress=lambda now: shown.append(now.status),
+        log=lambda _: None,
     )
     assert_exactly_once(tmp_path / "out.jsonl", expected_keys(4, 3))
     assert (progress.status, progress.done, progress.expected, progress.missing) == ("complete", 12, 12, 0)
@@ -265,24 +266,23 @@ def test_tasks_that_cannot_be_made_to_the_end_leave_the_old_ones(tmp_path: Path)
     assert path.read_bytes().startswith(before) and count_tasks(path) == 9
 
 
-def test_a_commit_that_is_cut_short_loses_no_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow disk: the last background commit is still waiting for it when everything is collected."""
+def test_a_slow_disk_loses_no_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last sync is still waiting for it when everything is collected."""
     small_input(tmp_path, 20)
     config(tmp_path, script(tmp_path, "await asyncio.sleep(random.uniform(0.0, 0.2))\nreturn '2'"))
-    monkeypatch.setattr("rollbook.collect.sink._COMMIT_EVERY_S", 0.0)
-    real = ResultSink.commit
+    sync, counted = JsonlWriter._sync_now, []
 
-    async def slow(self: ResultSink) -> None:
-        wait = self._output.wait
-        monkeypatch.setattr(self._output, "wait", lambda end: (time.sleep(0.05), wait(end)))
-        try:
-            await real(self)
-        finally:
-            monkeypatch.setattr(self._output, "wait", wait)
+    def slow(writer: JsonlWriter) -> None:
+        time.sleep(0.05)
+        sync(writer)
 
-    monkeypatch.setattr(ResultSink, "commit", slow)
-    progress = run(tmp_path)
+    monkeypatch.setattr(JsonlWriter, "_sync_now", slow)
+    monkeypatch.setattr(collector, "_REPORT_EVERY_S", 0.01)
+    progress = collect(
+        settings(tmp_path), log=lambda _: None, on_progress=lambda now: counted.append(now.done)
+    )
     assert (progress.status, progress.done) == ("complete", 20)
+    assert counted == sorted(counted)
 
 
 def test_failures_are_typed_records_without_rewards(tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ def test_a_signal_drains_and_leaves_it_resumable(number: signal.Signals, tmp_pat
     process.send_signal(number)
     code, said = end(process)
     assert code == 3
-    assert f"{number.name}: nothing new is started" in said
+    assert f"{number.name}: starting no new rollouts" in said
     assert f"{number.name} received; type the same command to go on" in said
     done = read_progress(tmp_path / "out_progress.json").done
     assert done == len(keys(tmp_path / "out.jsonl")) < 40
@@ -383,13 +383,32 @@ def test_a_second_signal_stops_at_once(workers: int, tmp_path: Path) -> None:
     until((tmp_path / "asked").exists, process)
     process.terminate()
     assert process.stderr is not None
-    assert any("4 in flight may finish" in line for line in process.stderr)
+    assert any("waiting for 4 in flight" in line for line in process.stderr)
     process.terminate()
     code, said = end(process)
     assert code == 130
     assert "stopped at once; type the same command to go on" in said
     assert "Traceback" not in said
     assert read_progress(tmp_path / "out_progress.json").status == "stopped"
+
+
+def test_a_third_signal_ends_what_a_grader_holds_up(tmp_path: Path) -> None:
+    small_input(tmp_path, 4)
+    (tmp_path / "own.py").write_text(
+        "import pathlib\nfrom rollbook.envs import single_turn\n\n@single_turn\ndef endless(task, answer):\n"
+        "    pathlib.Path(__file__).with_name('asked').touch()\n    while True:\n        pass\n"
+    )
+    config(tmp_path)
+    process = start(tmp_path, f"agents.a.env.name={tmp_path / 'own.py'}:endless")
+    until((tmp_path / "asked").exists, process)
+    deadline = time.monotonic() + WAIT
+    while process.poll() is None:  # again and again: two at once may be heard as one
+        assert time.monotonic() < deadline
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    code, said = end(process)
+    assert code == 130
+    assert "SIGINT: starting no new rollouts" in said and "SIGINT: ended; rerun the same command" in said
 
 
 def test_exit_codes_and_a_log_without_carriage_returns(tmp_path: Path) -> None:
@@ -428,7 +447,7 @@ def test_the_manifest_is_there_before_the_first_request(tmp_path: Path) -> None:
     config(tmp_path)
     began: list[bool] = []
     manifest = tmp_path / "out_manifest.json"
-    collect(settings(tmp_path), say=lambda _: None, began=lambda _: began.append(manifest.exists()))
+    collect(settings(tmp_path), log=lambda _: None, on_start=lambda _: began.append(manifest.exists()))
     assert began == [True]
 
 
@@ -444,9 +463,9 @@ def test_without_its_manifest_a_collection_writes_nothing(
     with monkeypatch.context() as broken:
         broken.setattr(prepare, "write_manifest", fail)
         with pytest.raises(WriteError, match="No space left"):
-            collect(settings(tmp_path), say=lambda _: None)
+            collect(settings(tmp_path), log=lambda _: None)
     assert lines_in(tmp_path / "out.jsonl") == 0
-    collect(settings(tmp_path), say=lambda _: None)
+    collect(settings(tmp_path), log=lambda _: None)
     assert_exactly_once(tmp_path / "out.jsonl", expected_keys(4, 1))
 
 

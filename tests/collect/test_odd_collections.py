@@ -30,13 +30,13 @@ from collecting import (
     start,
     write_rows,
 )
-from rollbook.collect import collector
+from rollbook.collect import collect as collector
 from rollbook.collect.settings import encode_settings
-from rollbook.collect.wire import frame
 from rollbook.errors import Interrupted, UsageError
 from rollbook.policies.scripted import ScriptedPolicy
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.rollouts.types import Completion, Request
+from rollbook.runs.frames import frame
 
 
 def failures(directory: Path) -> list[dict[str, Any]]:
@@ -84,14 +84,6 @@ def test_settings_that_make_no_sense_are_refused(word: str, tmp_path: Path) -> N
     config(tmp_path)
     with pytest.raises(UsageError, match=word.partition("=")[0]):
         run(tmp_path, word)
-
-
-def test_limits_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
-    small_input(tmp_path)
-    gym = {"env": {"name": "gym", "url": "http://127.0.0.1:1"}}
-    (tmp_path / "rollbook.yaml").write_bytes(orjson.dumps({"agents": {"a": gym}}))
-    with pytest.raises(UsageError, match="requests_per_minute"):
-        run(tmp_path, "requests_per_minute=60")
 
 
 def test_putting_in_order_keeps_a_link_to_the_output(tmp_path: Path) -> None:
@@ -268,7 +260,7 @@ def test_a_worker_whose_collector_is_gone_ends_without_a_word(tmp_path: Path) ->
     os.close(reading)
     try:
         worker = subprocess.run(
-            [sys.executable, "-m", "rollbook.collect.worker"],
+            [sys.executable, "-m", "rollbook.collect.worker_main"],
             input=frame(encode_settings(settings(tmp_path))),
             stdout=writing,
             stderr=subprocess.PIPE,

@@ -14,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from collecting import config, keys, row, run, small_input, write_rows
-from rollbook.collect import collector
+from rollbook.collect import collect as collector
 from rollbook.collect.input import Input, read_input
 from rollbook.collect.output import Found, find_done, put_in_order, verify
 from rollbook.errors import BadLineError, Interrupted, LockedError
@@ -58,7 +58,7 @@ def test_a_smaller_limit_in_between_makes_nobody_forget_what_is_done(tmp_path: P
     run(tmp_path, "limit=8")
     said: list[str] = []
     assert run(tmp_path, "limit=2", "num_repeats=2", said=said).done == 4
-    assert said == [f"6 lines of {tmp_path / 'out.jsonl'} belong to no planned rollout; they stay"]
+    assert said == [f"{tmp_path / 'out.jsonl'} has 6 lines that are not in this plan; they are kept"]
     assert run(tmp_path).done_before == 8
     assert len(keys(tmp_path / "out.jsonl")) == len(set(keys(tmp_path / "out.jsonl"))) == 12
 

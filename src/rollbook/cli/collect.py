@@ -100,7 +100,7 @@ def collect(
 
 
 def _stay(settings: CollectSettings, job: Job, as_json: bool) -> None:
-    from rollbook.collect.collector import collect as run_collection
+    from rollbook.collect.collect import collect as run_collection
     from rollbook.collect.history import recorded
     from rollbook.collect.paths import CollectionFiles
 
@@ -108,7 +108,7 @@ def _stay(settings: CollectSettings, job: Job, as_json: bool) -> None:
         with recorded(job, _say) as history:
             # What an environment prints is for people: stdout holds the result alone, as with workers.
             with redirect_stdout(sys.stderr), _Display(quiet=as_json) as show:
-                progress = run_collection(settings, show=show, say=_say, began=history.began)
+                progress = run_collection(settings, log=_say, on_progress=show, on_start=history.began)
             code = 0 if progress.missing == 0 else INCOMPLETE
             history.ended(progress, code)
     except Interrupted:
@@ -134,7 +134,7 @@ def _leave_running(job: Job, as_json: bool) -> None:
 
 
 def _outlook(settings: CollectSettings, *, is_to_begin: bool = False) -> Outlook:
-    from rollbook.collect.collector import look_ahead
+    from rollbook.collect.collect import look_ahead
 
     with redirect_stdout(sys.stderr):  # for what an environment prints
         return look_ahead(settings, is_to_begin=is_to_begin)

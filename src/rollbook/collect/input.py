@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 import xxhash
 
-from rollbook.collect.rows import Item
+from rollbook.collect.items import Item
 from rollbook.errors import BadFileError, UsageError
 from rollbook.records.row_keys import content_id
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from rollbook.collect.executor import LocalExecutor, local_executor
 from rollbook.collect.input import Agents, Input, read_input
 from rollbook.collect.manifest import (
     Manifest,
@@ -27,10 +26,11 @@ from rollbook.collect.manifest import (
 from rollbook.collect.output import Found, find_done
 from rollbook.collect.own_tasks import count_tasks, refuse_other_tasks, write_tasks
 from rollbook.collect.paths import CollectionFiles
+from rollbook.collect.rollout import Rollouts, rollouts_here
 from rollbook.collect.settings import CollectSettings
 from rollbook.envs.agents import describe_agent, make_tasks
 from rollbook.errors import UsageError
-from rollbook.records.jsonl import JsonlWriter
+from rollbook.records.jsonl import JsonlWriter, every_ms
 from rollbook.records.locks import FileLock
 from rollbook.records.row_keys import KEY
 
@@ -42,7 +42,7 @@ class Prepared(NamedTuple):
     done: Found
     manifest: Manifest
     output: JsonlWriter
-    executor: LocalExecutor  # shows that the settings can work; other processes build their own
+    rollouts: Rollouts  # shows that the settings can work; other processes build their own
     keeps_manifest: bool  # of another input than this one, of which there is nothing to do
 
 
@@ -59,14 +59,14 @@ def prepare(settings: CollectSettings, files: CollectionFiles, opened: ExitStack
     lock = _lock(settings, files, opened)
     old = _last_manifest(settings, files)
     given = settings.input_jsonl_fpath and Path(settings.input_jsonl_fpath).absolute()
-    executor = local_executor(settings)  # before the tasks that its environment makes
+    rollouts = rollouts_here(settings)  # before the tasks that its environment makes
     manifest = _manifest(settings, files)
     if settings.input_jsonl_fpath is None:
         _refuse_changes(settings, files, manifest, old, same_input=True)
         _make_own_tasks(settings, files)
     rows = _read_input(settings, files, given)
     same_input = _compare(settings, files, rows, manifest, old)
-    output = opened.enter_context(JsonlWriter(files.output, check=False, lock=lock))
+    output = opened.enter_context(JsonlWriter(files.output, sync=every_ms(50), check=False, lock=lock))
     done = _done(settings, files, rows)
     files.journal.unlink(missing_ok=True)  # of earlier versions
     nothing_to_do = done.count == rows.rows * settings.num_repeats
@@ -77,7 +77,7 @@ def prepare(settings: CollectSettings, files: CollectionFiles, opened: ExitStack
     keeps = old is not None and nothing_to_do and not same_input
     if not keeps:
         write_manifest(files.manifest, manifest)
-    return Prepared(rows, done, manifest, output, executor, keeps_manifest=keeps)
+    return Prepared(rows, done, manifest, output, rollouts, keeps_manifest=keeps)
 
 
 def _lock(settings: CollectSettings, files: CollectionFiles, opened: ExitStack) -> FileLock:

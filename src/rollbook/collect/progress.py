@@ -19,11 +19,12 @@ from typing import Any
 import msgspec
 import orjson
 
-from rollbook.collect.rows import Outcome
+from rollbook.collect.items import Line
 from rollbook.collect.settings import Prices
 from rollbook.errors import BadFileError
 from rollbook.records.atomic import write_atomic
 from rollbook.records.plain import utc_now
+from rollbook.records.turns import Usage
 
 _RATE_WINDOW_S = 60.0
 _LATENCIES_KEPT = 2000
@@ -96,10 +97,8 @@ class Totals(msgspec.Struct):
 class Tally:
     """Counts outcomes; makes a Progress of them."""
 
-    def __init__(
-        self, output: Path, expected: int, done_before: int, totals: Totals, prices: Prices | None
-    ) -> None:
-        self.expected, self.done_before = expected, done_before
+    def __init__(self, output: Path, expected: int, done: int, totals: Totals, prices: Prices | None) -> None:
+        self.expected, self.done_before = expected, done
         self.finished = self.given_up = 0
         self.failures: Counter[str] = Counter()
         self.reward = totals.reward
@@ -118,23 +117,26 @@ class Tally:
     def is_complete(self) -> bool:
         return self.expected == self.done_before + self.finished
 
-    def add(self, outcome: Outcome) -> None:
-        """A line that is on the disk."""
+    def add(self, line: Line, seconds: float) -> None:
+        """Count a line that is on the disk."""
         self.finished += 1
-        self.input_tokens += outcome.input_tokens
-        self.output_tokens += outcome.output_tokens
-        self.without_usage += outcome.without_usage
-        if outcome.reward is not None and outcome.reward - outcome.reward == 0.0:
-            self.reward.add(outcome.reward)
+        usage = line.usage or Usage()
+        self.input_tokens += usage.input_tokens
+        self.output_tokens += usage.output_tokens
+        self.without_usage += line.usage is None
+        self.reward.add(line.reward)
         if len(self._latencies) < _LATENCIES_KEPT:
-            self._latencies.append(outcome.seconds)
+            self._latencies.append(seconds)
         elif (place := int(self._chance.random() * self.finished)) < _LATENCIES_KEPT:
-            self._latencies[place] = outcome.seconds  # a uniform sample of all so far
+            self._latencies[place] = seconds  # a uniform sample of all so far
 
-    def add_failed_attempt(self, kind: str, outcome: Outcome) -> None:
+    def add_failed_attempt(self, kind: str, usage: Usage) -> None:
         self.failures[kind] += 1
-        self.lost_input_tokens += outcome.input_tokens
-        self.lost_output_tokens += outcome.output_tokens
+        self.add_lost(usage)
+
+    def add_lost(self, usage: Usage) -> None:
+        self.lost_input_tokens += usage.input_tokens
+        self.lost_output_tokens += usage.output_tokens
 
     def snapshot(
         self, status: str, *, in_flight: int, waiting: int, concurrency: int, reason: str | None
@@ -191,7 +193,7 @@ class Tally:
             return None
         return round((seen * self._prices.input + said * self._prices.output) / 1e6, 6)
 
-    def go_on_from(self, last: Progress) -> None:
+    def add_earlier_losses(self, last: Progress) -> None:
         """What failed attempts of earlier sessions used stands in no line: only the last session knows it."""
         self.lost_input_tokens += last.lost_input_tokens
         self.lost_output_tokens += last.lost_output_tokens

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import orjson
@@ -26,11 +28,10 @@ from collecting import (
     write_rows,
 )
 from rollbook.collect import collect as collector
-from rollbook.collect import prepare
-from rollbook.collect.collect import collect
-from rollbook.collect.manifest import read_manifest
-from rollbook.collect.own_tasks import count_tasks, write_tasks
-from rollbook.collect.progress import read_progress
+from rollbook.collect.collect import collect, dry_run
+from rollbook.collect.generated_tasks import write_tasks
+from rollbook.collect.manifest import Manifest, read_manifest
+from rollbook.collect.progress import Progress, read_progress
 from rollbook.envs.arithmetic import Arithmetic
 from rollbook.errors import BadFileError, BadLineError, LockedError, UsageError, WriteError
 from rollbook.records.jsonl import JsonlWriter
@@ -87,7 +88,9 @@ def test_a_collection_and_its_files(tmp_path: Path) -> None:
     manifest = read_manifest(tmp_path / "out_manifest.json")
     assert manifest is not None
     assert manifest.coverage == {"expected": 12, "ok": 12, "failed": 0, "missing": 0}
-    assert manifest.meaning["agent"]["env"]["name"] == "arithmetic"
+    (session,) = manifest.sessions
+    assert session.meaning["agent"]["env"]["name"] == "arithmetic"
+    assert (session.output_start, session.rows, session.repeats) == (0, 4, 3)
     assert not list(tmp_path.glob(".*"))
 
 
@@ -99,7 +102,9 @@ def test_progress_is_right_after_a_resume(tmp_path: Path) -> None:
     assert (progress.done_before, progress.done, progress.missing) == (4, 10, 0)
     assert (progress.reward_count, progress.output_tokens) == (10, 10)  # of all sessions
     manifest = read_manifest(tmp_path / "out_manifest.json")
-    assert manifest is not None and (manifest.sessions, manifest.rows) == (2, 10)
+    assert manifest is not None
+    first = len(b"".join((tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True)[:4]))
+    assert [(one.rows, one.output_start) for one in manifest.sessions] == [(4, 0), (10, first)]
     before = (tmp_path / "out.jsonl").read_bytes()
     again = run(tmp_path)
     assert (again.done_before, again.done, again.status) == (10, 10, "complete")
@@ -163,7 +168,7 @@ def test_drift_is_refused_by_the_keys_that_differ(words: str, key: str, tmp_path
     assert run(tmp_path, words, "resume=always").done == 2
 
 
-def test_a_built_in_environment_has_a_version_and_goes_on_from_a_digest_of_its_source(
+def test_a_built_in_environment_has_a_version_and_resumes_from_a_digest_of_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_input(tmp_path, 3)
@@ -171,14 +176,14 @@ def test_a_built_in_environment_has_a_version_and_goes_on_from_a_digest_of_its_s
     run(tmp_path, "limit=1")
     path = tmp_path / "out_manifest.json"
     manifest = orjson.loads(path.read_bytes())
-    assert manifest["meaning"]["agent"]["env"] == {"name": "arithmetic", "version": 1}
-    manifest["meaning"]["agent"]["env"] = {"name": "arithmetic", "source_sha256": "of the words of its day"}
+    (session,) = manifest["sessions"]
+    assert session["meaning"]["agent"]["env"] == {"name": "arithmetic", "version": 1}
+    session["meaning"]["agent"]["env"] = {"name": "arithmetic", "source_sha256": "of the words of its day"}
     path.write_bytes(orjson.dumps(manifest))
     assert run(tmp_path, "limit=2").done_before == 1
-    assert orjson.loads(path.read_bytes())["earlier_meanings"] == []
     monkeypatch.setattr(Arithmetic, "version", 2)
     for stored in ({"version": 1}, {"source_sha256": "of the words of its day"}):
-        manifest["meaning"]["agent"]["env"] = {"name": "arithmetic", **stored}
+        session["meaning"]["agent"]["env"] = {"name": "arithmetic", **stored}
         path.write_bytes(orjson.dumps(manifest))
         with pytest.raises(UsageError, match=r"meaning\.agent\.env\.version: was 1, now 2"):
             run(tmp_path)
@@ -247,7 +252,7 @@ def test_tasks_of_the_environments_own(tmp_path: Path) -> None:
 
 def test_tasks_that_cannot_be_made_to_the_end_leave_the_old_ones(tmp_path: Path) -> None:
     path = tmp_path / "out_tasks.jsonl"
-    write_tasks(path, (row(f"t{number}") for number in range(3)), go_on=False)
+    write_tasks(path, (row(f"t{number}") for number in range(3)))
     before = path.read_bytes()
 
     def fails() -> Iterator[dict[str, object]]:
@@ -256,14 +261,14 @@ def test_tasks_that_cannot_be_made_to_the_end_leave_the_old_ones(tmp_path: Path)
         raise ValueError("no more")
 
     with pytest.raises(ValueError, match="no more"):
-        write_tasks(path, fails(), go_on=True)
+        write_tasks(path, fails(), old=path)
     for others in ([row("t0")], [row("t0"), row("other"), row("t2")]):
         with pytest.raises(UsageError, match="the environment now makes other tasks"):
-            write_tasks(path, others, go_on=True)
+            write_tasks(path, others, old=path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
-    write_tasks(path, (row(f"t{number}") for number in range(9)), go_on=True)
-    assert path.read_bytes().startswith(before) and count_tasks(path) == 9
+    write_tasks(path, (row(f"t{number}") for number in range(9)), old=path)
+    assert path.read_bytes().startswith(before) and lines_in(path) == 9
 
 
 def test_a_slow_disk_loses_no_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,11 +462,11 @@ def test_without_its_manifest_a_collection_writes_nothing(
     small_input(tmp_path, 4)
     config(tmp_path)
 
-    def fail(path: Path, _: object) -> None:
-        raise WriteError(f"{path}: No space left on device")
+    def fail(manifest: Manifest) -> None:
+        raise WriteError(f"{manifest.path}: No space left on device")
 
     with monkeypatch.context() as broken:
-        broken.setattr(prepare, "write_manifest", fail)
+        broken.setattr(Manifest, "_write", fail)
         with pytest.raises(WriteError, match="No space left"):
             collect(settings(tmp_path), log=lambda _: None)
     assert lines_in(tmp_path / "out.jsonl") == 0
@@ -476,3 +481,52 @@ def test_the_journal_of_an_earlier_version_is_removed(tmp_path: Path) -> None:
     (tmp_path / "out_journal.bin").write_bytes(bytes(64))
     assert run(tmp_path).done_before == 2
     assert not (tmp_path / "out_journal.bin").exists()
+
+
+def test_it_works_in_a_running_event_loop_and_in_a_thread(tmp_path: Path) -> None:
+    small_input(tmp_path, 6)
+    config(tmp_path)
+
+    async def notebook() -> Progress:
+        return run(tmp_path, "limit=2")
+
+    assert asyncio.run(notebook()).done == 2
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(run, tmp_path, "limit=4").result().done == 4
+
+
+CLOSES = """
+import pathlib
+from rollbook.envs import Environment, Feedback
+
+class Shared:
+    def close(self):
+        pathlib.Path(__file__).with_name("closed").touch()
+
+class Own(Environment):
+    def __init__(self, shared=None): ...
+
+    @classmethod
+    def shared(cls, **settings):
+        return {"shared": Shared()}
+
+    def step(self, message):
+        return Feedback(reward=1.0)
+"""
+
+
+@pytest.mark.parametrize("begin", ["refused", "dry run", "collected"])
+def test_what_an_environment_shares_is_closed_however_it_ends(begin: str, tmp_path: Path) -> None:
+    small_input(tmp_path, 2)
+    config(tmp_path)
+    (tmp_path / "own.py").write_text(CLOSES)
+    own = f"agents.a.env.name={tmp_path / 'own.py'}:Own"
+    if begin == "refused":
+        (tmp_path / "in.jsonl").write_text("{}\n")
+        with pytest.raises(UsageError):
+            run(tmp_path, own)
+    elif begin == "dry run":
+        dry_run(settings(tmp_path, own))
+    else:
+        run(tmp_path, own)
+    assert (tmp_path / "closed").exists()

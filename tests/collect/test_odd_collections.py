@@ -31,6 +31,7 @@ from collecting import (
     write_rows,
 )
 from rollbook.collect import collect as collector
+from rollbook.collect.manifest import read_manifest
 from rollbook.collect.settings import encode_settings
 from rollbook.errors import Interrupted, UsageError
 from rollbook.policies.scripted import ScriptedPolicy
@@ -303,25 +304,28 @@ def test_an_environment_that_goes_to_another_directory_takes_no_file_with_it(tmp
         assert (done.returncode, done.stderr.count("not")) == (0, 0), done.stderr
     assert_exactly_once(tmp_path / "out.jsonl", expected_keys(3))
     manifest = orjson.loads((tmp_path / "out_manifest.json").read_bytes())
-    assert (manifest["input"], manifest["sessions"]) == ("in.jsonl", 2)
+    assert [session["input"] for session in manifest["sessions"]] == ["in.jsonl", "in.jsonl"]
     assert (tmp_path / "artifacts" / "index.yaml").exists()
     assert [*(tmp_path / "elsewhere").iterdir()] == []
 
 
-def test_settings_that_were_mixed_knowingly_leave_a_trace(tmp_path: Path) -> None:
+def test_settings_that_were_mixed_knowingly_can_be_asked_for_line_by_line(tmp_path: Path) -> None:
     small_input(tmp_path, 5)
     config(tmp_path)
     temperatures = [0.1, 0.1, 0.9, 0.9, 0.1]
     for count, temperature in enumerate(temperatures, 1):
         words = (f"limit={count}", f"responses_create_params.temperature={temperature}", "resume=always")
         run(tmp_path, *words)
-    manifest = orjson.loads((tmp_path / "out_manifest.json").read_bytes())
-    assert manifest["sessions"] == 5
-    earlier = [
-        (entry["meaning"]["responses_create_params"]["temperature"], entry["until_session"])
-        for entry in manifest["earlier_meanings"]
-    ]
-    assert earlier == [(0.1, 2), (0.9, 4)]
+    manifest = read_manifest(tmp_path / "out_manifest.json")
+    assert manifest is not None and len(manifest.sessions) == 5
+    found, start = [], 0
+    for line in (tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True):
+        for byte in (start, start + len(line) - 1):
+            session = manifest.session_at(byte)
+            assert session is not None
+            found.append(session.meaning["responses_create_params"]["temperature"])
+        start += len(line)
+    assert found[::2] == found[1::2] == temperatures
 
 
 def manifest_of(directory: Path) -> dict[str, Any]:
@@ -336,7 +340,7 @@ def test_a_session_with_nothing_to_do_changes_the_meaning_of_no_row(tmp_path: Pa
     before = manifest_of(tmp_path)
     assert run(tmp_path, "resume=always", "responses_create_params.temperature=1").done_before == 3
     after = manifest_of(tmp_path)
-    for name in ("meaning", "earlier_meanings", "sessions", "coverage", "input_sha256"):
+    for name in ("meaning", "sessions", "coverage", "input_sha256"):
         assert after[name] == before[name]
     assert run(tmp_path).done == 3
 
@@ -365,7 +369,11 @@ def test_a_session_that_wrote_no_line_leaves_no_meaning_behind(tmp_path: Path) -
     assert run(tmp_path, *mixed).failed == 2
     broken.unlink()
     assert run(tmp_path, "limit=2").done == 2  # under the first meaning, the only one that a row has
-    assert (manifest_of(tmp_path)["earlier_meanings"], manifest_of(tmp_path)["sessions"]) == ([], 3)
+    assert [session["output_start"] > 0 for session in manifest_of(tmp_path)["sessions"]] == [
+        False,
+        True,
+        True,
+    ]
     assert run(tmp_path, *mixed).done == 3
     with pytest.raises(UsageError, match=r"temperature: was 1, now \(absent\)"):
         run(tmp_path)

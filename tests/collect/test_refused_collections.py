@@ -29,7 +29,7 @@ from collecting import (
 from fake_servers import Told, chat_answer, serving
 from rollbook.cli.collection_status import progress_of_output, report_of_output
 from rollbook.cli.main import main
-from rollbook.collect.collect import collect, look_ahead
+from rollbook.collect.collect import collect, dry_run
 from rollbook.errors import LockedError, RollbookError, UsageError
 from rollbook.records.locks import FileLock
 
@@ -99,7 +99,7 @@ def test_a_file_that_is_called_as_the_tasks_would_be_is_not_written_over(tmp_pat
     mine = write_rows(tmp_path / "out_tasks.jsonl", [row("mine")])
     before = mine.read_bytes()
     own = settings(tmp_path, "input_jsonl_fpath=null", "limit=3")
-    for begin in (collect, look_ahead):
+    for begin in (collect, dry_run):
         with pytest.raises(UsageError, match=r"out_tasks\.jsonl exists.* add input_jsonl_fpath="):
             begin(own)
     assert mine.read_bytes() == before

@@ -239,6 +239,14 @@ def test_what_failed_attempts_of_earlier_sessions_used_is_still_paid_for(tmp_pat
     assert (second.cost, third.cost) == (pytest.approx(3 * (5 * 10 + 3 * 100) / 1e6),) * 2
 
 
+def test_what_a_first_session_used_that_wrote_no_line_is_paid_for_too(tmp_path: Path) -> None:
+    fails_once(tmp_path)
+    rows = (tmp_path / "in.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "in.jsonl").write_bytes(rows[1])
+    first, second = (run(tmp_path, *PRICES) for _ in range(2))
+    assert [(one.done, one.lost_output_tokens) for one in (first, second)] == [(0, 3), (1, 3)]
+
+
 @pytest.mark.parametrize("of_another", [True, False])
 def test_progress_that_says_nothing_of_this_output_is_not_counted(of_another: bool, tmp_path: Path) -> None:
     fails_once(tmp_path)

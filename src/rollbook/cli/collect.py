@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rich.live import Live
 
-    from rollbook.collect.prepare import Outlook
+    from rollbook.collect.collect import DryRun
     from rollbook.collect.progress import Progress
     from rollbook.collect.settings import CollectSettings
     from rollbook.runs.jobs.job import Job
@@ -101,9 +101,10 @@ def collect(
 
 def _stay(settings: CollectSettings, job: Job, as_json: bool) -> None:
     from rollbook.collect.collect import collect as run_collection
+    from rollbook.collect.files import CollectionFiles
     from rollbook.collect.history import recorded
-    from rollbook.collect.paths import CollectionFiles
 
+    _allow_many_connections()
     try:
         with recorded(job, _say) as history:
             # What an environment prints is for people: stdout holds the result alone, as with workers.
@@ -123,6 +124,15 @@ def _stay(settings: CollectSettings, job: Job, as_json: bool) -> None:
     sys.exit(code)
 
 
+def _allow_many_connections() -> None:
+    """A process may have only so many files open, connections among them, fewer than anyone may ask for."""
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # some systems allow less than they say
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def _leave_running(job: Job, as_json: bool) -> None:
     import msgspec
 
@@ -133,11 +143,11 @@ def _leave_running(job: Job, as_json: bool) -> None:
     start_detached(job, as_json, on_stop="what is in flight may finish")
 
 
-def _outlook(settings: CollectSettings, *, is_to_begin: bool = False) -> Outlook:
-    from rollbook.collect.collect import look_ahead
+def _outlook(settings: CollectSettings, *, is_to_begin: bool = False) -> DryRun:
+    from rollbook.collect.collect import dry_run
 
     with redirect_stdout(sys.stderr):  # for what an environment prints
-        return look_ahead(settings, is_to_begin=is_to_begin)
+        return dry_run(settings, is_to_begin=is_to_begin)
 
 
 def _look_ahead(settings: CollectSettings, as_json: bool) -> None:

@@ -13,24 +13,23 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, aclosing, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any, Protocol
 
 import msgspec
 
-from rollbook.collect.descriptors import with_room
+from rollbook.collect.check import Checked, check, refuse_paths
+from rollbook.collect.files import CollectionFiles
 from rollbook.collect.input import Input
 from rollbook.collect.items import Item, Line
-from rollbook.collect.loop import event_loop, run_to_the_end, seldom_collecting_garbage
-from rollbook.collect.manifest import Manifest, write_manifest
+from rollbook.collect.loop import run_in_loop
 from rollbook.collect.output import put_in_order, verify
-from rollbook.collect.paths import CollectionFiles
-from rollbook.collect.prepare import Outlook, Prepared, outlook, prepare
-from rollbook.collect.progress import Progress
-from rollbook.collect.rollout import rollouts_here
-from rollbook.collect.session import Session
+from rollbook.collect.progress import Progress, coverage_of
+from rollbook.collect.results import SYNC, Results
 from rollbook.collect.settings import CollectSettings, seconds
 from rollbook.errors import Interrupted, WriteError
+from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.locks import FileLock, lock_path
 from rollbook.rollouts.limits import Budget
 from rollbook.rollouts.runner import Runner, Stop, run_all
@@ -49,6 +48,15 @@ class Work(Protocol):
     async def close(self) -> None: ...
 
 
+class DryRun(msgspec.Struct):
+    """What a collection would do."""
+
+    output: str
+    planned: int
+    done: int
+    missing: int
+
+
 def collect(
     settings: CollectSettings,
     *,
@@ -60,98 +68,130 @@ def collect(
 
     `on_start` is called once nothing is refused any more: everything is checked, and the output is locked.
     """
-    files = CollectionFiles(Path(settings.output_jsonl_fpath))
-    settings = with_room(settings, log)
+    files = _files(settings)
     with ExitStack() as opened:
-        prepared = prepare(settings, files, opened)
-        if foreign := sorted(prepared.rows.foreign_agents):
-            log(
-                f"some rows of {prepared.rows.path} have agent_ref {', '.join(foreign[:_SHOWN_AGENTS])}, "
-                f"which `agents:` does not define; agent {settings.agent_name} runs them"
-            )
-        if prepared.done.unknown:
-            log(f"{files.shown} has {prepared.done.unknown} lines that are not in this plan; they are kept")
-        on_start(prepared.rows)  # before anything that bears the time at which it began
-        session = opened.enter_context(Session(settings, files, prepared, log, on_progress))
-        with seldom_collecting_garbage():
-            progress = run_to_the_end(event_loop(), _collect(settings, session, prepared, log))
+        lock = _lock(settings, files, opened)
+        checked = check(settings, files)
+        _log_oddities(settings, files, checked, log)
+        output = opened.enter_context(JsonlWriter(files.output, sync=SYNC, check=False, lock=lock))
+        files.journal.unlink(missing_ok=True)
+        is_recorded = _begin_session(checked, output.position)
+        on_start(checked.rows)  # before anything that bears the time at which it began
+        results = opened.enter_context(Results(settings, files, checked, output, log, on_progress))
+        progress = run_in_loop(_collect(settings, checked, results, log))
         opened.enter_context(_term_interrupts())
-        if not prepared.keeps_manifest:
-            _write_coverage(files, prepared.manifest, progress)
-        prepared.output.close()
+        output.close()
+        is_ordered = False
         if progress.missing == 0:
-            found = verify(files.output, prepared.rows, settings.num_repeats)
-            if settings.ordered:
-                put_in_order(files.output, found)
+            found = verify(files.output, checked.rows, settings.num_repeats)
+            is_ordered = settings.ordered and put_in_order(files.output, found)
+        if is_recorded:
+            checked.manifest.end(coverage_of(progress), is_ordered=is_ordered)
     return progress
 
 
-def _write_coverage(files: CollectionFiles, manifest: Manifest, progress: Progress) -> None:
-    manifest.coverage = {
-        "expected": progress.expected,
-        "ok": progress.done,
-        "failed": progress.failed,
-        "missing": progress.missing,
-    }
-    write_manifest(files.manifest, manifest)
-
-
-def look_ahead(settings: CollectSettings, *, is_to_begin: bool = False) -> Outlook:
+def dry_run(settings: CollectSettings, *, is_to_begin: bool = False) -> DryRun:
     """Check everything that is checked before the first request; sends nothing and touches no file.
 
     `is_to_begin`: another process is about to, so an output that somebody else writes to is refused as well.
     """
-    files = CollectionFiles(Path(settings.output_jsonl_fpath))
+    files = _files(settings)
+    refuse_paths(settings, files)
     if is_to_begin and lock_path(files.output.resolve()).exists():
         FileLock(files.shown).release()
-    rollouts_here(settings)
-    return outlook(settings, files)
+    with TemporaryDirectory(prefix="rollbook-") as directory:
+        checked = check(settings, files, tasks_aside=Path(directory) / files.tasks.name)
+    run_in_loop(checked.rollouts.close())
+    return DryRun(str(files.shown), checked.expected, checked.done.count, checked.missing)
 
 
-async def _collect(settings: CollectSettings, session: Session, prepared: Prepared, log: Log) -> Progress:
-    stop = session.stop
-    items = prepared.rows.items(settings.num_repeats, prepared.done.flags)
-    work = await _work(settings, prepared.rollouts, session.missing)
+def _files(settings: CollectSettings) -> CollectionFiles:
+    given = settings.input_jsonl_fpath
+    return CollectionFiles(Path(settings.output_jsonl_fpath), Path(given) if given else None)
+
+
+def _lock(settings: CollectSettings, files: CollectionFiles, opened: ExitStack) -> FileLock:
+    """Taken before anything is written, and held to the end. What is refused leaves no new directory."""
+    refuse_paths(settings, files)
+    opened.callback(_remove_empty, [path for path in files.output.parents if not path.exists()])
+    lock = FileLock(files.shown)
+    opened.callback(lock.release)
+    return lock
+
+
+def _remove_empty(directories: list[Path]) -> None:
+    with suppress(OSError):
+        for directory in directories:
+            directory.rmdir()
+
+
+def _log_oddities(settings: CollectSettings, files: CollectionFiles, checked: Checked, log: Log) -> None:
+    rows, unknown = checked.rows, checked.done.unknown
+    if foreign := sorted(rows.foreign_agents):
+        log(
+            f"some rows of {rows.path} have agent_ref {', '.join(foreign[:_SHOWN_AGENTS])}, "
+            f"which `agents:` does not define; agent {settings.agent_name} runs them"
+        )
+    if unknown:
+        log(f"{files.shown} has {unknown} lines that are not in this plan; they are kept")
+
+
+def _begin_session(checked: Checked, output_bytes: int) -> bool:
+    """Record what is to be done before the first request; returns whether it is what the manifest says.
+
+    A session without anything to do changes nothing, and may have another input than the lines.
+    """
+    sessions, new = checked.manifest.sessions, checked.session
+    if checked.missing or not sessions:
+        new.output_start = output_bytes if sessions else 0  # what has no manifest is taken to be like this
+        checked.manifest.begin(new)
+        return True
+    last = sessions[-1]
+    return (last.input_sha256, last.rows, last.repeats) == (new.input_sha256, new.rows, new.repeats)
+
+
+async def _collect(settings: CollectSettings, checked: Checked, results: Results, log: Log) -> Progress:
+    work = await _work(settings, checked.rollouts, checked.missing)
     running = run_all(
-        items,
+        checked.rows.items(settings.num_repeats, checked.done.flags),
         work.run,
-        concurrency=session.concurrency,
+        concurrency=results.concurrency,
         budget=_budget(settings),
         retry=settings.retry,
-        stop=stop,
+        stop=results.stop,
         abandon_after_s=None if settings.drain_for is None else seconds(settings.drain_for),
     )
-    session.runner = running
-    session.report("running")
-    reports = asyncio.ensure_future(_report_forever(session))
+    results.runner = running
+    results.report("running")
+    reports = asyncio.ensure_future(_report_forever(results))
     try:
-        with _stop_on_signals(stop, running), _stop_after(settings.stop_after, stop, running, log):
+        with _stop_on_signals(results.stop, running), _stop_after(settings.stop_after, results, log):
             async with aclosing(running) as events:
                 async for event in events:
-                    session.take(event)
+                    results.take(event)
     except BaseException:
         with suppress(WriteError):  # the first error says more than those it brings about
-            await _wind_down(session, work, reports)
+            await _wind_down(results, work, reports)
         raise
-    if stop.abandoned:
-        log(f"drain_for={settings.drain_for} is over: abandoned {stop.abandoned} rollouts in flight")
-    return await _wind_down(session, work, reports)
+    if abandoned := results.stop.abandoned:
+        log(f"drain_for={settings.drain_for} is over: abandoned {abandoned} rollouts in flight")
+    return await _wind_down(results, work, reports)
 
 
-async def _wind_down(session: Session, work: Work, reports: asyncio.Task[None]) -> Progress:
+async def _wind_down(results: Results, work: Work, reports: asyncio.Task[None]) -> Progress:
     reports.cancel()
     try:
-        await asyncio.to_thread(session.sync)
+        await asyncio.to_thread(results.sync)
     finally:
         await work.close()
-    return session.report()
+    return results.report()
 
 
-async def _report_forever(session: Session) -> None:
+async def _report_forever(results: Results) -> None:
     while True:
         await asyncio.sleep(_REPORT_EVERY_S)
         with suppress(WriteError):  # of a full disk the next line tells
-            session.report("running")
+            results.report("running")
 
 
 def _budget(settings: CollectSettings) -> Budget | None:
@@ -174,11 +214,11 @@ async def _work(settings: CollectSettings, here: Work, missing: int) -> Work:
 
 
 @contextmanager
-def _stop_after(duration: str | None, stop: Stop, running: Runner[Item, Line], log: Log) -> Iterator[None]:
+def _stop_after(duration: str | None, results: Results, log: Log) -> Iterator[None]:
     def over() -> None:
-        if stop.reason is None:
-            log(f"stop_after={duration} is over: {_what_follows(running)}")
-            stop.request(f"stop_after={duration} is over")
+        if results.stop.reason is None and results.runner is not None:
+            log(f"stop_after={duration} is over: {_what_follows(results.runner)}")
+            results.stop.request(f"stop_after={duration} is over")
 
     if duration is None:
         yield

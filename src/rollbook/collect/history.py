@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from rollbook.collect.files import CollectionFiles
 from rollbook.collect.input import Input
-from rollbook.collect.paths import CollectionFiles
 from rollbook.collect.progress import Progress
 from rollbook.collect.settings import CollectSettings
 from rollbook.errors import Interrupted, RollbookError, WriteError

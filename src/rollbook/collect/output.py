@@ -137,15 +137,15 @@ def verify(output: Path, rows: Input, repeats: int) -> Found:
     return found
 
 
-def put_in_order(output: Path, found: Found) -> None:
-    """Sort the lines by (row, repeat); those that are not planned keep their order, at the end.
+def put_in_order(output: Path, found: Found) -> bool:
+    """Sort the lines by (row, repeat), those that are not planned at the end; returns whether any was moved.
 
     They are copied into a new file that takes the place of the old one whole: a kill in the middle leaves the
     old one, and the output is never held in memory. Whoever calls holds the lock.
     """
     order = np.argsort(np.where(found.places < 0, np.iinfo(np.int64).max, found.places), kind="stable")
     if np.array_equal(order, np.arange(len(order))):
-        return
+        return False
     starts = np.concatenate([[0], found.ends[:-1]])
     try:
         with output.open("rb") as source, replacing(output, is_locked=True) as target:
@@ -153,6 +153,7 @@ def put_in_order(output: Path, found: Found) -> None:
                 target.write(os.pread(source.fileno(), end - start, start))
     except (OSError, WriteError) as error:
         raise WriteError(f"the lines could not be put in order: {error}") from error
+    return True
 
 
 def _totals(lines: Lines, is_planned: Flags) -> Totals:

@@ -206,6 +206,16 @@ class Tally:
         return round(p50, 4), round(p90, 4)
 
 
+def coverage_of(progress: Progress) -> dict[str, int]:
+    """What a manifest keeps of it."""
+    return {
+        "expected": progress.expected,
+        "ok": progress.done,
+        "failed": progress.failed,
+        "missing": progress.missing,
+    }
+
+
 def write_progress(path: Path, progress: Progress) -> None:
     plain: dict[str, Any] = msgspec.to_builtins(progress)
     write_atomic(path, orjson.dumps(plain, option=orjson.OPT_INDENT_2) + b"\n", durable=False)

@@ -60,20 +60,11 @@ class _Actor:
         self._ray, self._actor, self._setup, self._warned = ray, actor, setup, warned
 
     async def begin(self) -> None:
-        beginning = asyncio.ensure_future(self._result(self._actor.begin.remote(*self._setup)))
-        await asyncio.wait([beginning], timeout=_WARN_AFTER_S)
-        if not beginning.done() and not self._warned:
-            self._warned.add(True)
-            free = self._ray.available_resources().get("CPU", 0)
-            total = self._ray.cluster_resources().get("CPU", 0)
-            _log.warning(
-                "a Ray actor is not ready after %g s; each needs a free CPU to start, and the cluster has %g "
-                "free of %g (see: ray status)",
-                _WARN_AFTER_S,
-                free,
-                total,
-            )
-        await beginning
+        warning = asyncio.get_running_loop().call_later(_WARN_AFTER_S, self._warn)
+        try:
+            await self._result(self._actor.begin.remote(*self._setup))
+        finally:
+            warning.cancel()
 
     async def run(self, item: Item) -> Answer:
         return decode_answer(await self._result(self._actor.run.remote(encode_item(item))))
@@ -87,6 +78,19 @@ class _Actor:
 
     async def kill(self) -> None:
         self._ray.kill(self._actor)
+
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned.add(True)
+            free = self._ray.available_resources().get("CPU", 0)
+            total = self._ray.cluster_resources().get("CPU", 0)
+            _log.warning(
+                "a Ray actor is not ready after %g s; each needs a free CPU to start, and the cluster has %g "
+                "free of %g (see: ray status)",
+                _WARN_AFTER_S,
+                free,
+                total,
+            )
 
     async def _result(self, reference: Any) -> Any:
         try:

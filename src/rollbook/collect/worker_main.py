@@ -13,7 +13,7 @@ import sys
 from contextlib import suppress
 
 from rollbook.collect.items import Item, decode_item, encode_answer
-from rollbook.collect.loop import event_loop, seldom_collecting_garbage
+from rollbook.collect.loop import run_in_loop
 from rollbook.collect.rollout import Rollouts, rollouts_here
 from rollbook.collect.settings import decode_settings
 from rollbook.errors import RollbookError
@@ -64,11 +64,10 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # the collector decides when to stop, and says so by closing
     output = os.dup(1)
     os.dup2(2, 1)
-    with event_loop() as runner, seldom_collecting_garbage():
-        try:
-            runner.run(_work(output))
-        except RollbookError as error:  # settings that cannot work, said once by each of us
-            sys.exit(f"rollbook: {error}")
+    try:
+        run_in_loop(_work(output))
+    except RollbookError as error:  # settings that cannot work, said once by each of us
+        sys.exit(f"rollbook: {error}")
 
 
 if __name__ == "__main__":

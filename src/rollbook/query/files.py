@@ -233,13 +233,13 @@ def _stem(name: str) -> str | None:
 
 def _collection(output: Path, stem: str) -> Owner:
     manifest = _read_json(output.with_name(f"{stem}_manifest.json")) or {}
-    coverage = manifest.get("coverage") or {}
+    coverage, sessions = manifest.get("coverage") or {}, manifest.get("sessions")
     so_far = coverage or _so_far(output.with_name(f"{stem}_progress.json"))
     row = {
         "kind": "collect" if "meaning" in manifest else "data",
         "started_at": manifest.get("created_at"),
         "ended_at": manifest.get("updated_at") if coverage else None,
-        "attempts": manifest.get("sessions"),
+        "attempts": len(sessions) if isinstance(sessions, list) else sessions,
         "config": orjson.dumps(manifest.get("meaning") or manifest).decode(),
         "file": str(output),
         **{key: so_far.get(key) for key in ("expected", "ok", "failed", "missing")},

@@ -1,4 +1,4 @@
-"""One session of a collection: what is written of each rollout, what it comes to, and when it is too much.
+"""The results of one session: what is written of each rollout, what it comes to, and when it is too much.
 
 A line is appended at once and counts once it is on the disk, which a thread of the writer sees to; the slot
 that a rollout held is free long before.
@@ -16,9 +16,9 @@ from typing import Self
 import msgspec
 import orjson
 
+from rollbook.collect.check import Checked
+from rollbook.collect.files import CollectionFiles
 from rollbook.collect.items import Attempted, Failure, Item, Line
-from rollbook.collect.paths import CollectionFiles
-from rollbook.collect.prepare import Prepared
 from rollbook.collect.progress import Progress, Tally, last_progress, write_progress
 from rollbook.collect.settings import CollectSettings
 from rollbook.errors import BadLineError
@@ -31,28 +31,26 @@ from rollbook.rollouts.runner import Done, GivenUp, Retry, Runner, Stop
 from rollbook.rollouts.types import RolloutFailure
 from rollbook.rollouts.usage import clamp_tokens
 
-_SYNC = every_ms(50)
+SYNC = every_ms(50)
 
 
-class Session:
+class Results:
     def __init__(
         self,
         settings: CollectSettings,
         files: CollectionFiles,
-        prepared: Prepared,
+        checked: Checked,
+        output: JsonlWriter,
         log: Callable[[str], None],
         on_progress: Callable[[Progress], None],
     ) -> None:
         self._settings, self._files, self._log, self._on_progress = settings, files, log, on_progress
-        self._output = prepared.output
+        self._output = output
         self.stop = Stop()
         self.concurrency = Concurrency(settings.num_samples_in_parallel, adaptive=settings.adaptive)
         self.runner: Runner[Item, Line] | None = None
-        expected = prepared.rows.rows * settings.num_repeats
-        self.missing = expected - prepared.done.count
-        self._tally = Tally(
-            files.output, expected, prepared.done.count, prepared.done.totals, settings.prices
-        )
+        done = checked.done
+        self._tally = Tally(files.output, checked.expected, done.count, done.totals, settings.prices)
         last = last_progress(files.progress, files.output)
         if last is not None and (self._output.position > 0 or last.done == 0):
             self._tally.add_earlier_losses(last)
@@ -157,7 +155,7 @@ class Session:
 
 def _failures_writer(path: Path) -> JsonlWriter:
     try:
-        return JsonlWriter(path, sync=_SYNC)
+        return JsonlWriter(path, sync=SYNC)
     except BadLineError as error:
         aside = shlex.join(["mv", str(path), f"{path}.bad"])
         raise BadLineError(

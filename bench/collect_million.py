@@ -1,8 +1,8 @@
 """A million rows: how soon the first request leaves, whether memory stays flat, how fast a resume is.
 
-The input is read for the first time, or 1,000,000 of its rows are done already, in lines of 2 KB, with the
-journal a collector leaves behind and once without it. Times count from the start of the process to the
-moment the first request reaches the server. Files are in the page cache, as after writing them.
+The input is read for the first time, or 1,000,000 of its rows are done already, in lines of 2 KB. Times count
+from the start of the process to the moment the first request reaches the server. Files are in the page cache,
+as after writing them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import statistics
-import struct
 import subprocess
 import tempfile
 import time
@@ -34,7 +33,6 @@ ROWS = 1_000_000
 LEFT_OVER = 1_000  # rows that a resume finds undone
 LINE_BYTES = 2_048
 STARTS = 7
-_JOURNAL_ENTRY = struct.Struct("<IIQdII")  # row, repeat, where its line ends, reward, tokens
 _SAMPLE_EVERY_S = 0.1
 
 
@@ -100,8 +98,8 @@ def whole(server: Server, rows: Path, directory: Path) -> tuple[Measured, list[S
     return measured, samples
 
 
-def write_done_rows(server: Server, rows: Path, directory: Path, count: int) -> bytes:
-    """The output of a collection that did the first `count` rows; returns its journal."""
+def write_done_rows(server: Server, rows: Path, directory: Path, count: int) -> None:
+    """The output of a collection that did the first `count` rows."""
     for path in directory.glob("out*"):
         path.unlink()
     measure(collect_command(server, rows, directory, "limit=1"), server, directory)  # manifest, a real line
@@ -109,30 +107,18 @@ def write_done_rows(server: Server, rows: Path, directory: Path, count: int) -> 
     line = output.read_bytes().rstrip()
     padding = b',"padding":"' + b"." * (LINE_BYTES - len(line) - len(b',"padding":""') - 1) + b'"}\n'
     template = line[:-1] + padding
-    journal = bytearray()
-    end = 0
     with output.open("wb", buffering=1 << 20) as file:
         for number in range(count):
-            data = template.replace(b"sum-0000000", b"sum-%07d" % number)
-            file.write(data)
-            end += len(data)
-            journal += _JOURNAL_ENTRY.pack(number, 0, end, 1.0, 24, 200)
-    return bytes(journal)
+            file.write(template.replace(b"sum-0000000", b"sum-%07d" % number))
 
 
-def resumes(
-    server: Server, rows: Path, directory: Path, journal: bytes, *, with_journal: bool
-) -> list[Measured]:
+def resumes(server: Server, rows: Path, directory: Path) -> list[Measured]:
     """Resumes of the same state, each ended after its first answer."""
-    output, journal_path = directory / "out.jsonl", directory / "out_journal.bin"
+    output = directory / "out.jsonl"
     size = output.stat().st_size
     found = []
     for _ in range(STARTS):
         os.truncate(output, size)
-        if with_journal:
-            journal_path.write_bytes(journal)
-        else:
-            journal_path.unlink(missing_ok=True)
         command = collect_command(server, rows, directory)
         watch = kill_when_output_grows(output)
         found.append(measure(command, server, directory, watch=watch, may_be_killed=True))
@@ -172,13 +158,12 @@ def million_section(scale: float, origin: str) -> str:
     with tempfile.TemporaryDirectory(prefix="rollbook-bench-") as name, instant_server() as server:
         directory = Path(name)
         rows = write_input(directory / "in.jsonl", count)
-        table = [start_row(f"{count:,} new rows", first_requests(server, rows, directory), 1, 250)]
+        table = [start_row(f"{count:,} new rows", first_requests(server, rows, directory), 3, 250)]
         table.append(whole_row(count, *whole(server, rows, directory), 250))
         longer = write_input(directory / "longer.jsonl", count + left)
-        journal = write_done_rows(server, longer, directory, count)
-        for what, with_journal in (("its journal", True), ("no journal", False)):
-            found = resumes(server, longer, directory, journal, with_journal=with_journal)
-            table.append(start_row(f"resume, {count:,} rows of 2 KB done, {what}", found, 5, 300))
+        write_done_rows(server, longer, directory, count)
+        found = resumes(server, longer, directory)
+        table.append(start_row(f"resume, {count:,} rows of 2 KB done", found, 5, 300))
         end = measure(collect_command(server, longer, directory), server, directory)
         if end.requests != left or count_lines(directory / "out.jsonl") != count + left:
             raise SystemExit(f"the resume made {end.requests} requests for {left} rows")

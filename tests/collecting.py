@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import yaml
 
-from rollbook.collect.collector import collect
+from rollbook.collect.collect import collect
 from rollbook.collect.progress import Progress
 from rollbook.collect.settings import CollectSettings, load_settings
 
@@ -67,7 +67,7 @@ def settings(directory: Path, *words: str) -> CollectSettings:
 
 def run(directory: Path, *words: str, said: list[str] | None = None) -> Progress:
     said = [] if said is None else said
-    return collect(settings(directory, *words), say=said.append)
+    return collect(settings(directory, *words), log=said.append)
 
 
 def words(directory: Path, *more: str) -> list[str]:

@@ -1,8 +1,8 @@
 """Rollbook records the post-training loop of a language model, from the run down to each token.
 
-Writing: `Run`, `Trajectory`, `Step`, `logtree`. Reading: `open_run`, `query`, `audit`. Jobs: `collect`, `sft`,
-`rl`; `replay` takes a recorded step again. Names load on first use, so importing the package costs nothing and
-reading a run never imports torch.
+Writing: `Run`, `Trajectory`, `Step`, `logtree`. Reading: `open_run`, `query`, `audit`. Jobs: `collect`,
+`sft`, `rl`; `replay` takes a recorded step again. Names load on first use, so importing the package costs
+nothing and reading a run never imports torch.
 """
 
 from __future__ import annotations

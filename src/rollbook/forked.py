@@ -10,11 +10,9 @@ import os
 import pickle
 import signal
 import sys
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from importlib import import_module
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 _MOST_PROCESSES = 4
@@ -27,11 +25,6 @@ _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 def cores() -> int:
     """That copies of this process can use: one where it cannot be copied."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
-
-
-def is_alone() -> bool:
-    """Whether no threads are known of that a copy would miss; those of Ray Python does not count."""
-    return threading.active_count() == 1 and "ray" not in sys.modules
 
 
 def die_with(parent: int) -> bool:
@@ -140,57 +133,6 @@ class SharedWork(Generic[T]):
             while ticket := os.read(self._queue, _TICKET_BYTES):
                 for number in range(int.from_bytes(ticket), self._count, self._tickets):
                     done[number] = self._work(number)
-        return done
-
-
-class Standby(Generic[T]):
-    """A copy of this process that loads a module, and then waits for the arguments of a function in it.
-
-    Made before this process has loaded what it needs itself, it does so at the same time. Without a second
-    core, beside threads, or if the copy is lost, the work is done here when it is asked for.
-    """
-
-    def __init__(self, module: str, function: str, environment: Mapping[str, str] | None = None) -> None:
-        """`environment` is for the copy alone."""
-        self._module, self._function, self._environment = module, function, environment or {}
-        self._home = os.getpid()
-        self._given: tuple[Any, ...] | None = None
-        self._copy: InACopy[T] | None = None
-        if cores() > 1 and is_alone():
-            self._reader, self._writer = os.pipe()
-            self._copy = InACopy(self._do)
-            os.close(self._reader)
-
-    def begin(self, *arguments: Any) -> None:
-        self._given = arguments
-        if self._copy is not None:
-            with suppress(BrokenPipeError), os.fdopen(self._writer, "wb", closefd=False) as pipe:
-                pickle.dump(arguments, pipe)
-
-    def result(self) -> T:
-        try:
-            return self._do() if self._copy is None else self._copy.result()
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Let go of it, whether it is done, at work or still waiting."""
-        if self._copy is not None:
-            self._copy.close()
-            os.close(self._writer)
-            self._copy = None
-
-    def _do(self) -> T:
-        is_copy = os.getpid() != self._home
-        if is_copy:
-            os.environ.update(self._environment)
-        function = getattr(import_module(self._module), self._function)
-        if is_copy:
-            os.close(self._writer)  # or it would not see that the other end is gone
-            with os.fdopen(self._reader, "rb") as pipe:
-                self._given = pickle.load(pipe)
-        assert self._given is not None, "begin() comes first"
-        done: T = function(*self._given)
         return done
 
 

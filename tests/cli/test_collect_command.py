@@ -212,7 +212,7 @@ def test_detached_seen_stopped_and_resumed(terminal: Terminal, tmp_path: Path) -
     (run,) = terminal.runs()  # its collector did not record itself a second time
     assert (run["kind"], run["exit_code"], run["reason"]) == ("collect", 3, "SIGTERM received")
     assert 0 < run["metrics"]["ok"] < MANY
-    assert "2 in flight may finish" in terminal("logs", "big")
+    assert "waiting for 2 in flight" in terminal("logs", "big")
     (tmp_path / "hurry").touch()
     terminal("collect", *words)
     assert_exactly_once(tmp_path / "out.jsonl", expected_keys(MANY))

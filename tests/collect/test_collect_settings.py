@@ -10,7 +10,7 @@ import yaml
 
 from collecting import config, row, settings, small_input, words, write_rows
 from rollbook.cli.main import main
-from rollbook.collect.collector import collect
+from rollbook.collect.collect import collect
 from rollbook.collect.settings import likely_slips, load_settings
 from rollbook.errors import UsageError
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import orjson
@@ -25,15 +27,14 @@ from collecting import (
     start,
     write_rows,
 )
-from rollbook.collect import prepare
-from rollbook.collect.collector import collect
-from rollbook.collect.manifest import read_manifest
-from rollbook.collect.own_tasks import count_tasks, write_tasks
-from rollbook.collect.prepare import Prepared
+from rollbook.collect import collect as collector
+from rollbook.collect.collect import collect, dry_run
+from rollbook.collect.generated_tasks import write_tasks
+from rollbook.collect.manifest import Manifest, read_manifest
 from rollbook.collect.progress import Progress, read_progress
-from rollbook.collect.sink import ResultSink
 from rollbook.envs.arithmetic import Arithmetic
 from rollbook.errors import BadFileError, BadLineError, LockedError, UsageError, WriteError
+from rollbook.records.jsonl import JsonlWriter
 
 WAIT = 60.0
 FAILS_SOMETIMES = """
@@ -72,8 +73,8 @@ def test_a_collection_and_its_files(tmp_path: Path) -> None:
     shown: list[str] = []
     progress = collect(
         settings(tmp_path, "num_repeats=3", "prices.input=10", "prices.output=1e6"),
-        show=lambda now: shown.append(now.status),
-        say=lambda _: None,
+        on_progress=lambda now: shown.append(now.status),
+        log=lambda _: None,
     )
     assert_exactly_once(tmp_path / "out.jsonl", expected_keys(4, 3))
     assert (progress.status, progress.done, progress.expected, progress.missing) == ("complete", 12, 12, 0)
@@ -87,7 +88,9 @@ def test_a_collection_and_its_files(tmp_path: Path) -> None:
     manifest = read_manifest(tmp_path / "out_manifest.json")
     assert manifest is not None
     assert manifest.coverage == {"expected": 12, "ok": 12, "failed": 0, "missing": 0}
-    assert manifest.meaning["agent"]["env"]["name"] == "arithmetic"
+    (session,) = manifest.sessions
+    assert session.meaning["agent"]["env"]["name"] == "arithmetic"
+    assert (session.output_start, session.rows, session.repeats) == (0, 4, 3)
     assert not list(tmp_path.glob(".*"))
 
 
@@ -99,7 +102,9 @@ def test_progress_is_right_after_a_resume(tmp_path: Path) -> None:
     assert (progress.done_before, progress.done, progress.missing) == (4, 10, 0)
     assert (progress.reward_count, progress.output_tokens) == (10, 10)  # of all sessions
     manifest = read_manifest(tmp_path / "out_manifest.json")
-    assert manifest is not None and (manifest.sessions, manifest.rows) == (2, 10)
+    assert manifest is not None
+    first = len(b"".join((tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True)[:4]))
+    assert [(one.rows, one.output_start) for one in manifest.sessions] == [(4, 0), (10, first)]
     before = (tmp_path / "out.jsonl").read_bytes()
     again = run(tmp_path)
     assert (again.done_before, again.done, again.status) == (10, 10, "complete")
@@ -135,7 +140,7 @@ def test_a_damaged_output_is_not_written_to(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     output.write_bytes(output.read_bytes() * 2)
     damaged = output.read_bytes()
-    with pytest.raises(BadLineError, match=r"out\.jsonl:3: the same key stands on line 1 already"):
+    with pytest.raises(BadLineError, match=r"out\.jsonl:3: line 1 has the same key"):
         run(tmp_path)
     assert output.read_bytes() == damaged
 
@@ -163,7 +168,7 @@ def test_drift_is_refused_by_the_keys_that_differ(words: str, key: str, tmp_path
     assert run(tmp_path, words, "resume=always").done == 2
 
 
-def test_a_built_in_environment_has_a_version_and_goes_on_from_a_digest_of_its_source(
+def test_a_built_in_environment_has_a_version_and_resumes_from_a_digest_of_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_input(tmp_path, 3)
@@ -171,14 +176,14 @@ def test_a_built_in_environment_has_a_version_and_goes_on_from_a_digest_of_its_s
     run(tmp_path, "limit=1")
     path = tmp_path / "out_manifest.json"
     manifest = orjson.loads(path.read_bytes())
-    assert manifest["meaning"]["agent"]["env"] == {"name": "arithmetic", "version": 1}
-    manifest["meaning"]["agent"]["env"] = {"name": "arithmetic", "source_sha256": "of the words of its day"}
+    (session,) = manifest["sessions"]
+    assert session["meaning"]["agent"]["env"] == {"name": "arithmetic", "version": 1}
+    session["meaning"]["agent"]["env"] = {"name": "arithmetic", "source_sha256": "of the words of its day"}
     path.write_bytes(orjson.dumps(manifest))
     assert run(tmp_path, "limit=2").done_before == 1
-    assert orjson.loads(path.read_bytes())["earlier_meanings"] == []
     monkeypatch.setattr(Arithmetic, "version", 2)
     for stored in ({"version": 1}, {"source_sha256": "of the words of its day"}):
-        manifest["meaning"]["agent"]["env"] = {"name": "arithmetic", **stored}
+        session["meaning"]["agent"]["env"] = {"name": "arithmetic", **stored}
         path.write_bytes(orjson.dumps(manifest))
         with pytest.raises(UsageError, match=r"meaning\.agent\.env\.version: was 1, now 2"):
             run(tmp_path)
@@ -217,7 +222,7 @@ def test_always_looks_keys_up_when_the_input_is_another(tmp_path: Path) -> None:
     progress = run(tmp_path, "resume=always")
     assert (progress.done_before, progress.done, progress.expected) == (2, 3, 3)
     assert_exactly_once(tmp_path / "out.jsonl", {*expected_keys(4), "new#0"})
-    assert run(tmp_path).done_before == 3  # by the new journal and the new manifest
+    assert run(tmp_path).done_before == 3  # by the new manifest
 
 
 def test_a_manifest_that_cannot_be_read(tmp_path: Path) -> None:
@@ -247,7 +252,7 @@ def test_tasks_of_the_environments_own(tmp_path: Path) -> None:
 
 def test_tasks_that_cannot_be_made_to_the_end_leave_the_old_ones(tmp_path: Path) -> None:
     path = tmp_path / "out_tasks.jsonl"
-    write_tasks(path, (row(f"t{number}") for number in range(3)), go_on=False)
+    write_tasks(path, (row(f"t{number}") for number in range(3)))
     before = path.read_bytes()
 
     def fails() -> Iterator[dict[str, object]]:
@@ -256,35 +261,33 @@ def test_tasks_that_cannot_be_made_to_the_end_leave_the_old_ones(tmp_path: Path)
         raise ValueError("no more")
 
     with pytest.raises(ValueError, match="no more"):
-        write_tasks(path, fails(), go_on=True)
+        write_tasks(path, fails(), old=path)
     for others in ([row("t0")], [row("t0"), row("other"), row("t2")]):
         with pytest.raises(UsageError, match="the environment now makes other tasks"):
-            write_tasks(path, others, go_on=True)
+            write_tasks(path, others, old=path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
-    write_tasks(path, (row(f"t{number}") for number in range(9)), go_on=True)
-    assert path.read_bytes().startswith(before) and count_tasks(path) == 9
+    write_tasks(path, (row(f"t{number}") for number in range(9)), old=path)
+    assert path.read_bytes().startswith(before) and lines_in(path) == 9
 
 
-def test_a_commit_that_is_cut_short_loses_no_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow disk: the last background commit is still waiting for it when everything is collected."""
+def test_a_slow_disk_loses_no_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last sync is still waiting for it when everything is collected."""
     small_input(tmp_path, 20)
     config(tmp_path, script(tmp_path, "await asyncio.sleep(random.uniform(0.0, 0.2))\nreturn '2'"))
-    monkeypatch.setattr("rollbook.collect.sink._COMMIT_EVERY_S", 0.0)
-    real = ResultSink.commit
+    sync, counted = JsonlWriter._sync_now, []
 
-    async def slow(self: ResultSink) -> None:
-        wait = self._output.wait
-        monkeypatch.setattr(self._output, "wait", lambda end: (time.sleep(0.05), wait(end)))
-        try:
-            await real(self)
-        finally:
-            monkeypatch.setattr(self._output, "wait", wait)
+    def slow(writer: JsonlWriter) -> None:
+        time.sleep(0.05)
+        sync(writer)
 
-    monkeypatch.setattr(ResultSink, "commit", slow)
-    progress = run(tmp_path)
+    monkeypatch.setattr(JsonlWriter, "_sync_now", slow)
+    monkeypatch.setattr(collector, "_REPORT_EVERY_S", 0.01)
+    progress = collect(
+        settings(tmp_path), log=lambda _: None, on_progress=lambda now: counted.append(now.done)
+    )
     assert (progress.status, progress.done) == ("complete", 20)
-    assert (tmp_path / "out_journal.bin").stat().st_size == 32 * 20
+    assert counted == sorted(counted)
 
 
 def test_failures_are_typed_records_without_rewards(tmp_path: Path) -> None:
@@ -366,7 +369,7 @@ def test_a_signal_drains_and_leaves_it_resumable(number: signal.Signals, tmp_pat
     process.send_signal(number)
     code, said = end(process)
     assert code == 3
-    assert f"{number.name}: nothing new is started" in said
+    assert f"{number.name}: starting no new rollouts" in said
     assert f"{number.name} received; type the same command to go on" in said
     done = read_progress(tmp_path / "out_progress.json").done
     assert done == len(keys(tmp_path / "out.jsonl")) < 40
@@ -385,13 +388,32 @@ def test_a_second_signal_stops_at_once(workers: int, tmp_path: Path) -> None:
     until((tmp_path / "asked").exists, process)
     process.terminate()
     assert process.stderr is not None
-    assert any("4 in flight may finish" in line for line in process.stderr)
+    assert any("waiting for 4 in flight" in line for line in process.stderr)
     process.terminate()
     code, said = end(process)
     assert code == 130
     assert "stopped at once; type the same command to go on" in said
     assert "Traceback" not in said
     assert read_progress(tmp_path / "out_progress.json").status == "stopped"
+
+
+def test_a_third_signal_ends_what_a_grader_holds_up(tmp_path: Path) -> None:
+    small_input(tmp_path, 4)
+    (tmp_path / "own.py").write_text(
+        "import pathlib\nfrom rollbook.envs import single_turn\n\n@single_turn\ndef endless(task, answer):\n"
+        "    pathlib.Path(__file__).with_name('asked').touch()\n    while True:\n        pass\n"
+    )
+    config(tmp_path)
+    process = start(tmp_path, f"agents.a.env.name={tmp_path / 'own.py'}:endless")
+    until((tmp_path / "asked").exists, process)
+    deadline = time.monotonic() + WAIT
+    while process.poll() is None:  # again and again: two at once may be heard as one
+        assert time.monotonic() < deadline
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    code, said = end(process)
+    assert code == 130
+    assert "SIGINT: starting no new rollouts" in said and "SIGINT: ended; rerun the same command" in said
 
 
 def test_exit_codes_and_a_log_without_carriage_returns(tmp_path: Path) -> None:
@@ -424,76 +446,14 @@ def test_json(tmp_path: Path) -> None:
     assert ended.stderr == ""
 
 
-def test_no_line_is_written_before_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines without a manifest could not be resumed; the manifest waits for a digest of the input."""
+def test_the_manifest_is_there_before_the_first_request(tmp_path: Path) -> None:
+    """Lines without a manifest could not be resumed."""
     small_input(tmp_path, 4)
     config(tmp_path)
-    at_work: list[Progress] = []
-    lines_before: list[int] = []
-    write = Prepared.write_manifest
-
-    def write_late(self: Prepared, path: Path) -> None:
-        time.sleep(1.5)  # longer than the four rollouts and several commits take
-        lines_before.append(lines_in(tmp_path / "out.jsonl"))
-        write(self, path)
-
-    monkeypatch.setattr(Prepared, "write_manifest", write_late)
-    collect(settings(tmp_path), show=at_work.append, say=lambda _: None)
-    assert lines_before == [0]
-    assert any(now.status == "running" and now.in_flight == 0 for now in at_work)
-    assert_exactly_once(tmp_path / "out.jsonl", expected_keys(4, 1))
-
-
-def test_results_that_wait_for_the_manifest_count_when_failures_are_judged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small_input(tmp_path, 40)
-    body = "if len(list(pathlib.Path(__file__).parent.glob('done*'))) < 30:\n"
-    body += "    pathlib.Path(__file__).with_name(f'done{random.random()}').touch()\n"
-    body += "    return '2'\nraise ValueError('no')"
-    config(tmp_path, script(tmp_path, body))
-    write = Prepared.write_manifest
-
-    def write_late(self: Prepared, path: Path) -> None:
-        time.sleep(1.5)
-        write(self, path)
-
-    monkeypatch.setattr(Prepared, "write_manifest", write_late)
-    words = ["min_samples=5", "max_failure_rate=0.5", "num_samples_in_parallel=1"]
-    progress = collect(settings(tmp_path, *words), say=lambda _: None)
-    assert (progress.done, progress.failed, progress.reason) == (30, 10, None)
-
-
-def test_a_manifest_that_would_take_long_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_input(tmp_path, 4)
-    config(tmp_path)
-    monkeypatch.setattr(prepare, "_LONG_DIGEST", 1)
     began: list[bool] = []
     manifest = tmp_path / "out_manifest.json"
-    collect(settings(tmp_path), say=lambda _: None, began=lambda _: began.append(manifest.exists()))
+    collect(settings(tmp_path), log=lambda _: None, on_start=lambda _: began.append(manifest.exists()))
     assert began == [True]
-
-
-def test_a_journal_never_meets_the_manifest_of_another_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its row numbers would mean other rows."""
-    source = small_input(tmp_path, 4)
-    config(tmp_path)
-    collect(settings(tmp_path, "limit=3"), say=lambda _: None)
-    source.write_bytes(b"".join(reversed(source.read_bytes().splitlines(keepends=True))))
-    had_journal: list[bool] = []
-    write = Prepared.write_manifest
-
-    def look_and_write(self: Prepared, path: Path) -> None:
-        time.sleep(0.2)
-        had_journal.append((tmp_path / "out_journal.bin").exists())
-        write(self, path)
-
-    monkeypatch.setattr(Prepared, "write_manifest", look_and_write)
-    collect(settings(tmp_path, "resume=always"), say=lambda _: None)
-    assert had_journal == [False]
-    assert_exactly_once(tmp_path / "out.jsonl", expected_keys(4, 1))
 
 
 def test_without_its_manifest_a_collection_writes_nothing(
@@ -502,13 +462,71 @@ def test_without_its_manifest_a_collection_writes_nothing(
     small_input(tmp_path, 4)
     config(tmp_path)
 
-    def fail(self: Prepared, path: Path) -> None:
-        raise WriteError(f"{path}: No space left on device")
+    def fail(manifest: Manifest) -> None:
+        raise WriteError(f"{manifest.path}: No space left on device")
 
     with monkeypatch.context() as broken:
-        broken.setattr(Prepared, "write_manifest", fail)
+        broken.setattr(Manifest, "_write", fail)
         with pytest.raises(WriteError, match="No space left"):
-            collect(settings(tmp_path), say=lambda _: None)
+            collect(settings(tmp_path), log=lambda _: None)
     assert lines_in(tmp_path / "out.jsonl") == 0
-    collect(settings(tmp_path), say=lambda _: None)
+    collect(settings(tmp_path), log=lambda _: None)
     assert_exactly_once(tmp_path / "out.jsonl", expected_keys(4, 1))
+
+
+def test_the_journal_of_an_earlier_version_is_removed(tmp_path: Path) -> None:
+    small_input(tmp_path, 4)
+    config(tmp_path)
+    run(tmp_path, "limit=2")
+    (tmp_path / "out_journal.bin").write_bytes(bytes(64))
+    assert run(tmp_path).done_before == 2
+    assert not (tmp_path / "out_journal.bin").exists()
+
+
+def test_it_works_in_a_running_event_loop_and_in_a_thread(tmp_path: Path) -> None:
+    small_input(tmp_path, 6)
+    config(tmp_path)
+
+    async def notebook() -> Progress:
+        return run(tmp_path, "limit=2")
+
+    assert asyncio.run(notebook()).done == 2
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(run, tmp_path, "limit=4").result().done == 4
+
+
+CLOSES = """
+import pathlib
+from rollbook.envs import Environment, Feedback
+
+class Shared:
+    def close(self):
+        pathlib.Path(__file__).with_name("closed").touch()
+
+class Own(Environment):
+    def __init__(self, shared=None): ...
+
+    @classmethod
+    def shared(cls, **settings):
+        return {"shared": Shared()}
+
+    def step(self, message):
+        return Feedback(reward=1.0)
+"""
+
+
+@pytest.mark.parametrize("begin", ["refused", "dry run", "collected"])
+def test_what_an_environment_shares_is_closed_however_it_ends(begin: str, tmp_path: Path) -> None:
+    small_input(tmp_path, 2)
+    config(tmp_path)
+    (tmp_path / "own.py").write_text(CLOSES)
+    own = f"agents.a.env.name={tmp_path / 'own.py'}:Own"
+    if begin == "refused":
+        (tmp_path / "in.jsonl").write_text("{}\n")
+        with pytest.raises(UsageError):
+            run(tmp_path, own)
+    elif begin == "dry run":
+        dry_run(settings(tmp_path, own))
+    else:
+        run(tmp_path, own)
+    assert (tmp_path / "closed").exists()

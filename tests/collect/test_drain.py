@@ -18,11 +18,14 @@ from collecting import (
     config,
     expected_keys,
     keys,
+    results,
+    row,
     run,
     script,
     settings,
     small_input,
     start,
+    write_rows,
 )
 from fake_servers import serving_bytes
 from rollbook.collect.progress import read_progress
@@ -53,12 +56,12 @@ def test_a_drain_ends_in_order_though_the_server_hangs(tmp_path: Path) -> None:
 
     ended = asyncio.run(collected())
     assert ended.returncode == 3, ended.stderr
-    assert "stop_after=0.3s is over: nothing new is started, 4 in flight may finish\n" in ended.stderr
-    assert "drain_for=0.2s is over: 4 in flight are let go\n" in ended.stderr
-    assert "stop_after=0.3s is over, 4 let go 0.2s later; type the same command to go on" in ended.stdout
+    assert "stop_after=0.3s is over: starting no new rollouts, waiting for 4 in flight\n" in ended.stderr
+    assert "drain_for=0.2s is over: abandoned 4 rollouts in flight\n" in ended.stderr
+    assert "stop_after=0.3s is over, 4 abandoned 0.2s later; type the same command to go on" in ended.stdout
     progress = read_progress(tmp_path / "out_progress.json")
     assert (progress.status, progress.in_flight, progress.missing, progress.failures) == ("stopped", 0, 9, {})
-    assert progress.reason == "stop_after=0.3s is over, 4 let go 0.2s later"
+    assert progress.reason == "stop_after=0.3s is over, 4 abandoned 0.2s later"
     assert (tmp_path / "out_failures.jsonl").read_bytes() == b""
 
 
@@ -78,14 +81,36 @@ def test_what_a_drain_let_go_is_collected_by_the_next_session(workers: int, tmp_
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 3, said
-    assert "SIGTERM: nothing new is started" in said
+    assert "SIGTERM: starting no new rollouts" in said
     progress = read_progress(tmp_path / "out_progress.json")
-    assert (progress.status, progress.reason) == ("stopped", "SIGTERM received, 2 let go 0.05s later")
+    assert (progress.status, progress.reason) == ("stopped", "SIGTERM received, 2 abandoned 0.05s later")
     assert sorted(keys(tmp_path / "out.jsonl")) == ["t0#0", "t1#0"]
     assert orjson.loads((tmp_path / "out_manifest.json").read_bytes())["coverage"]["missing"] == 2
     (tmp_path / "answers").touch()
     assert run(tmp_path).done_before == 2
     assert_exactly_once(tmp_path / "out.jsonl", expected_keys(4))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_rollout_that_takes_too_long_is_a_failure_of_its_own(workers: int, tmp_path: Path) -> None:
+    rows = [row("t0", "hang"), row("t1")]
+    write_rows(tmp_path / "in.jsonl", rows)
+    config(tmp_path, script(tmp_path, HANGS))
+    progress = run(tmp_path, "rollout_timeout_s=0.1", "retry.timeout=1", f"workers={workers}")
+    assert (progress.failures, progress.done) == ({"timeout": 1}, 1)
+    (failure,) = results(tmp_path / "out_failures.jsonl")
+    assert "took longer than 0.1 s" in failure["message"]
+
+
+def test_a_drain_for_too_many_failures_ends_in_time_too(tmp_path: Path) -> None:
+    write_rows(tmp_path / "in.jsonl", [row("t0", "hang"), *(row(f"t{n}", "fail") for n in range(1, 9))])
+    body = HANGS.replace('return "2"', 'raise ValueError("no")')
+    config(tmp_path, script(tmp_path, body))
+    words = ("retry.bad_answer=1", "min_samples=4", "num_samples_in_parallel=2", "drain_for=0.1s")
+    progress = run(tmp_path, *words)
+    assert (progress.status, progress.done) == ("incomplete", 0)
+    assert "rollouts failed, more than max_failure_rate" in (progress.reason or "")
+    assert (progress.reason or "").endswith(", 1 abandoned 0.1s later")
 
 
 def test_a_drain_that_is_done_in_time_lets_nothing_go(tmp_path: Path) -> None:
@@ -94,7 +119,7 @@ def test_a_drain_that_is_done_in_time_lets_nothing_go(tmp_path: Path) -> None:
     said: list[str] = []
     words = ("stop_after=0.2s", "drain_for=1h", "num_samples_in_parallel=4")
     progress = run(tmp_path, *words, said=said)
-    assert said == ["stop_after=0.2s is over: nothing new is started, 4 in flight may finish"]
+    assert said == ["stop_after=0.2s is over: starting no new rollouts, waiting for 4 in flight"]
     assert (progress.status, progress.reason) == ("stopped", "stop_after=0.2s is over")
 
 

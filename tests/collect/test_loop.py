@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import threading
 from collections.abc import Iterator
 
 import pytest
 
-from rollbook.collect.loop import seldom_collecting_garbage
+from rollbook.collect.loop import run_in_loop, seldom_collecting_garbage
 
 
 @pytest.fixture
@@ -30,3 +32,14 @@ def test_what_somebody_chose_is_kept(thresholds: tuple[int, int, int], wanted: i
     with seldom_collecting_garbage():
         assert gc.get_threshold() == (wanted, 5, 5)
     assert gc.get_threshold() == (wanted, 5, 5)
+
+
+def test_it_runs_in_a_thread_of_its_own_where_a_loop_runs_already() -> None:
+    async def where() -> int:
+        return threading.get_ident()
+
+    async def notebook() -> int:
+        return run_in_loop(where())
+
+    here = threading.get_ident()
+    assert run_in_loop(where()) == here != asyncio.run(notebook())

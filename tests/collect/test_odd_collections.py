@@ -30,13 +30,14 @@ from collecting import (
     start,
     write_rows,
 )
-from rollbook.collect import finish
+from rollbook.collect import collect as collector
+from rollbook.collect.manifest import read_manifest
 from rollbook.collect.settings import encode_settings
-from rollbook.collect.wire import frame
 from rollbook.errors import Interrupted, UsageError
 from rollbook.policies.scripted import ScriptedPolicy
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.rollouts.types import Completion, Request
+from rollbook.runs.frames import frame
 
 
 def failures(directory: Path) -> list[dict[str, Any]]:
@@ -84,14 +85,6 @@ def test_settings_that_make_no_sense_are_refused(word: str, tmp_path: Path) -> N
     config(tmp_path)
     with pytest.raises(UsageError, match=word.partition("=")[0]):
         run(tmp_path, word)
-
-
-def test_limits_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
-    small_input(tmp_path)
-    gym = {"env": {"name": "gym", "url": "http://127.0.0.1:1"}}
-    (tmp_path / "rollbook.yaml").write_bytes(orjson.dumps({"agents": {"a": gym}}))
-    with pytest.raises(UsageError, match="requests_per_minute"):
-        run(tmp_path, "requests_per_minute=60")
 
 
 def test_putting_in_order_keeps_a_link_to_the_output(tmp_path: Path) -> None:
@@ -212,12 +205,10 @@ def test_tokens_that_nobody_can_believe_do_not_end_it(
     config(tmp_path)
     tokens = run(tmp_path, "limit=2").input_tokens
     assert tokens == 2 * min(max(0, claimed), 2**31 - 1)
-    (tmp_path / "out_journal.bin").unlink()
     assert run(tmp_path).input_tokens == tokens // 2 * 3
 
 
-@pytest.mark.parametrize("has_journal", [True, False])
-def test_tokens_and_cost_are_those_of_all_sessions(has_journal: bool, tmp_path: Path) -> None:
+def test_tokens_and_cost_are_those_of_all_sessions(tmp_path: Path) -> None:
     small_input(tmp_path, 6)
     config(tmp_path, {"kind": "scripted", "script": ["so it is 2"]})
     prices = ("prices.input=10", "prices.output=100")
@@ -226,8 +217,6 @@ def test_tokens_and_cost_are_those_of_all_sessions(has_journal: bool, tmp_path: 
     (tmp_path / "out.jsonl").unlink()
     first = run(tmp_path, *prices, "limit=4")
     assert 0 < first.output_tokens < whole.output_tokens
-    if not has_journal:
-        (tmp_path / "out_journal.bin").unlink()
     second = run(tmp_path, *prices)
     assert second.done_before == 4
     for name in ("input_tokens", "output_tokens", "cost", "reward_mean", "reward_count"):
@@ -257,7 +246,7 @@ def test_a_signal_while_the_finished_file_is_checked_is_heard(
 ) -> None:
     small_input(tmp_path, 3)
     config(tmp_path)
-    monkeypatch.setattr(finish, "verify", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(collector, "verify", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Interrupted):
         run(tmp_path)
@@ -272,7 +261,7 @@ def test_a_worker_whose_collector_is_gone_ends_without_a_word(tmp_path: Path) ->
     os.close(reading)
     try:
         worker = subprocess.run(
-            [sys.executable, "-m", "rollbook.collect.worker"],
+            [sys.executable, "-m", "rollbook.collect.worker_main"],
             input=frame(encode_settings(settings(tmp_path))),
             stdout=writing,
             stderr=subprocess.PIPE,
@@ -293,7 +282,7 @@ def test_two_outputs_that_differ_in_their_ending_alone_do_not_share_a_manifest(t
         run(tmp_path, f"output_jsonl_fpath={tmp_path / 'out.json'}")
     assert (tmp_path / "out_manifest.json").read_bytes() == before
     assert not (tmp_path / "out.json").exists()
-    for name in ("out", "out_manifest", "out_journal", "out_progress"):  # whoever moves all may go on
+    for name in ("out", "out_manifest", "out_progress"):  # whoever moves all may go on
         for path in tmp_path.glob(f"{name}.*"):
             path.rename(path.with_name(path.name.replace("out", "moved", 1)))
     assert run(tmp_path, f"output_jsonl_fpath={tmp_path / 'moved.jsonl'}").done_before == 3
@@ -315,25 +304,28 @@ def test_an_environment_that_goes_to_another_directory_takes_no_file_with_it(tmp
         assert (done.returncode, done.stderr.count("not")) == (0, 0), done.stderr
     assert_exactly_once(tmp_path / "out.jsonl", expected_keys(3))
     manifest = orjson.loads((tmp_path / "out_manifest.json").read_bytes())
-    assert (manifest["input"], manifest["sessions"]) == ("in.jsonl", 2)
+    assert [session["input"] for session in manifest["sessions"]] == ["in.jsonl", "in.jsonl"]
     assert (tmp_path / "artifacts" / "index.yaml").exists()
     assert [*(tmp_path / "elsewhere").iterdir()] == []
 
 
-def test_settings_that_were_mixed_knowingly_leave_a_trace(tmp_path: Path) -> None:
+def test_settings_that_were_mixed_knowingly_can_be_asked_for_line_by_line(tmp_path: Path) -> None:
     small_input(tmp_path, 5)
     config(tmp_path)
     temperatures = [0.1, 0.1, 0.9, 0.9, 0.1]
     for count, temperature in enumerate(temperatures, 1):
         words = (f"limit={count}", f"responses_create_params.temperature={temperature}", "resume=always")
         run(tmp_path, *words)
-    manifest = orjson.loads((tmp_path / "out_manifest.json").read_bytes())
-    assert manifest["sessions"] == 5
-    earlier = [
-        (entry["meaning"]["responses_create_params"]["temperature"], entry["until_session"])
-        for entry in manifest["earlier_meanings"]
-    ]
-    assert earlier == [(0.1, 2), (0.9, 4)]
+    manifest = read_manifest(tmp_path / "out_manifest.json")
+    assert manifest is not None and len(manifest.sessions) == 5
+    found, start = [], 0
+    for line in (tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True):
+        for byte in (start, start + len(line) - 1):
+            session = manifest.session_at(byte)
+            assert session is not None
+            found.append(session.meaning["responses_create_params"]["temperature"])
+        start += len(line)
+    assert found[::2] == found[1::2] == temperatures
 
 
 def manifest_of(directory: Path) -> dict[str, Any]:
@@ -348,7 +340,7 @@ def test_a_session_with_nothing_to_do_changes_the_meaning_of_no_row(tmp_path: Pa
     before = manifest_of(tmp_path)
     assert run(tmp_path, "resume=always", "responses_create_params.temperature=1").done_before == 3
     after = manifest_of(tmp_path)
-    for name in ("meaning", "earlier_meanings", "sessions", "coverage", "input_sha256"):
+    for name in ("meaning", "sessions", "coverage", "input_sha256"):
         assert after[name] == before[name]
     assert run(tmp_path).done == 3
 
@@ -361,7 +353,7 @@ def test_another_input_of_which_everything_is_done_does_not_become_that_of_the_r
     other = write_rows(tmp_path / "other.jsonl", [row("t2"), row("t0")])
     assert run(tmp_path, "resume=always", f"input_jsonl_fpath={other}").done_before == 2
     assert manifest_of(tmp_path) == before
-    small_input(tmp_path, 4)  # one row more, so that the journal decides which one is missing
+    small_input(tmp_path, 4)  # one row more, so that the manifest decides whether it goes on
     assert run(tmp_path).done_before == 3
     assert_exactly_once(tmp_path / "out.jsonl", expected_keys(4))
 
@@ -377,7 +369,11 @@ def test_a_session_that_wrote_no_line_leaves_no_meaning_behind(tmp_path: Path) -
     assert run(tmp_path, *mixed).failed == 2
     broken.unlink()
     assert run(tmp_path, "limit=2").done == 2  # under the first meaning, the only one that a row has
-    assert (manifest_of(tmp_path)["earlier_meanings"], manifest_of(tmp_path)["sessions"]) == ([], 3)
+    assert [session["output_start"] > 0 for session in manifest_of(tmp_path)["sessions"]] == [
+        False,
+        True,
+        True,
+    ]
     assert run(tmp_path, *mixed).done == 3
     with pytest.raises(UsageError, match=r"temperature: was 1, now \(absent\)"):
         run(tmp_path)

@@ -12,8 +12,9 @@ import orjson
 import pytest
 
 from collecting import config, results, row, run, small_input, write_rows
-from rollbook.collect.executor import LocalExecutor
-from rollbook.collect.rows import Item, Outcome, make_task
+from rollbook.collect.items import Item, Line
+from rollbook.collect.rollout import Rollouts
+from rollbook.collect.rows import make_task
 from rollbook.data.sft import sft
 from rollbook.envs.agents import EnvironmentAgent
 from rollbook.envs.base import Environment
@@ -28,6 +29,7 @@ from rollbook.rollouts.types import (
     Message,
     Opening,
     Request,
+    RolloutFailure,
     Task,
 )
 
@@ -64,20 +66,19 @@ def answer(request: Request) -> Completion:
     )
 
 
-def collected(given: dict[str, Any], repeat: int = 0, **overrides: Any) -> tuple[Outcome, dict[str, Any]]:
+def collected(given: dict[str, Any], repeat: int = 0, **overrides: Any) -> tuple[Line, dict[str, Any]]:
     item = Item(4, repeat, str(given.get("id", "none")), orjson.dumps(given))
     agent = EnvironmentAgent(open_environment(TwoTurns), ScriptedPolicy(answer))
-    outcome = asyncio.run(LocalExecutor(agent, overrides, add_seed=False).run(item))
-    assert outcome.failure is None, outcome.message
-    return outcome, orjson.loads(outcome.line)
+    line = asyncio.run(Rollouts(agent, overrides).run(item))
+    return line, orjson.loads(line.data)
 
 
 def test_a_line_begins_with_its_key_and_ends_with_what_was_passed_through() -> None:
     given = row('a "b"', agent_ref={"name": "x"}, verifier_metadata={"deep": [1, {"x": None}]}, answer=3)
-    outcome, line = collected(given, repeat=2)
+    made, line = collected(given, repeat=2)
     assert list(line)[:4] == ["_rb_key", "_ng_task_index", "_ng_rollout_index", "reward"]
     assert (line["_rb_key"], line["_ng_task_index"], line["_ng_rollout_index"]) == ('a "b"#2', 4, 2)
-    assert outcome.line.startswith(b'{"_rb_key":"a \\"b\\"#2",')
+    assert made.data.startswith(b'{"_rb_key":"a \\"b\\"#2",')
     for key in (
         "id",
         "agent_ref",
@@ -100,7 +101,7 @@ def test_an_index_the_row_brings_is_kept_and_old_results_are_replaced() -> None:
 
 
 def test_the_response_of_several_turns() -> None:
-    outcome, line = collected(row("a"))
+    made, line = collected(row("a"))
     response = line["response"]
     assert [item["role"] for item in response["output"]] == ["assistant", "user", "assistant"]
     assert response["output"][0]["generation_token_ids"] == [3]
@@ -109,16 +110,17 @@ def test_the_response_of_several_turns() -> None:
     assert "generation_token_ids" not in response["output"][1]
     assert response["usage"]["total_tokens"] == 16
     assert response["usage"]["input_tokens_details"] == {"cached_tokens": 4}
-    assert (outcome.input_tokens, outcome.output_tokens, outcome.reward) == (10, 6, 0.5)
+    assert made.usage is not None
+    assert (made.usage.input_tokens, made.usage.output_tokens, made.reward) == (10, 6, 0.5)
     assert line["num_turns"] == 2
     assert line["turn"] == 2  # the last turn's
     assert [line["logs"][turn]["heard"][:2] for turn in ("0", "1")] == ["so", "so"]
 
 
 def test_an_answer_with_half_a_character_is_still_one_line() -> None:
-    outcome, line = collected(row("a"))
-    assert outcome.line.startswith(b'{"_rb_key":"a#0",')
-    assert b"\n" not in outcome.line
+    made, line = collected(row("a"))
+    assert made.data.startswith(b'{"_rb_key":"a#0",')
+    assert b"\n" not in made.data
     assert "so \u2028 be " in line["response"]["output"][0]["content"][0]["text"]
 
 
@@ -165,12 +167,8 @@ class Uninstructed(Environment):
 def opened(kind: type[Environment], **params: Any) -> bytes:
     given = row("a", "What?")
     given["responses_create_params"] |= params
-    executor = LocalExecutor(
-        EnvironmentAgent(open_environment(kind), ScriptedPolicy(["yes"])), {}, add_seed=False
-    )
-    outcome = asyncio.run(executor.run(Item(0, 0, "a", orjson.dumps(given))))
-    assert outcome.failure is None, outcome.message
-    return outcome.line
+    rollouts = Rollouts(EnvironmentAgent(open_environment(kind), ScriptedPolicy(["yes"])))
+    return asyncio.run(rollouts.run(Item(0, 0, "a", orjson.dumps(given)))).data
 
 
 def test_a_prompt_that_the_environment_changed_is_learned_from_as_it_was_shown(tmp_path: Path) -> None:
@@ -214,9 +212,9 @@ class Sampling:
 
 
 def test_tokens_stand_on_what_was_sampled_and_not_on_what_an_environment_said() -> None:
-    executor = LocalExecutor(EnvironmentAgent(open_environment(Prompting), Sampling()), {}, add_seed=False)
-    outcome = asyncio.run(executor.run(Item(0, 0, "a", orjson.dumps(row("a", "What?")))))
-    output = orjson.loads(outcome.line)["response"]["output"]
+    rollouts = Rollouts(EnvironmentAgent(open_environment(Prompting), Sampling()))
+    made = asyncio.run(rollouts.run(Item(0, 0, "a", orjson.dumps(row("a", "What?")))))
+    output = orjson.loads(made.data)["response"]["output"]
     replies = [item for item in output if item.get("role") == "assistant"]
     assert [(item["content"][0]["text"], item.get("generation_token_ids")) for item in replies] == [
         ("turn 0", [0]),
@@ -232,11 +230,9 @@ class Clobbering(Environment):
 
 
 def clobbered(given: dict[str, Any]) -> dict[str, Any]:
-    executor = LocalExecutor(
-        EnvironmentAgent(open_environment(Clobbering), ScriptedPolicy(["B"])), {}, add_seed=False
-    )
-    outcome = asyncio.run(executor.run(Item(0, 0, "a", orjson.dumps(given))))
-    line: dict[str, Any] = orjson.loads(outcome.line)
+    rollouts = Rollouts(EnvironmentAgent(open_environment(Clobbering), ScriptedPolicy(["B"])))
+    made = asyncio.run(rollouts.run(Item(0, 0, "a", orjson.dumps(given))))
+    line: dict[str, Any] = orjson.loads(made.data)
     return line
 
 
@@ -276,10 +272,9 @@ def test_a_bug_in_an_environment_is_the_failure_of_its_row() -> None:
 
     agent = EnvironmentAgent(open_environment(Broken), ScriptedPolicy(["x"]))
     item = Item(0, 0, "a", orjson.dumps(row("a")))
-    outcome = asyncio.run(LocalExecutor(agent, {}, add_seed=False).run(item))
-    assert outcome.failure is FailureKind.ENVIRONMENT
-    assert "KeyError" in outcome.message
-    assert outcome.line == b"" and outcome.reward is None
+    with pytest.raises(RolloutFailure, match="KeyError") as raised:
+        asyncio.run(Rollouts(agent).run(item))
+    assert raised.value.kind is FailureKind.ENVIRONMENT
 
 
 @pytest.mark.parametrize("reward", [float("nan"), None])
@@ -292,8 +287,9 @@ def test_a_reward_that_is_no_number_is_a_failure_whoever_played(reward: Any) -> 
             return None
 
     item = Item(0, 0, "a", orjson.dumps(row("a")))
-    outcome = asyncio.run(LocalExecutor(Elsewhere(), {}, add_seed=False).run(item))
-    assert (outcome.failure, outcome.reward, outcome.line) == (FailureKind.ENVIRONMENT, None, b"")
+    with pytest.raises(RolloutFailure, match="reward") as raised:
+        asyncio.run(Rollouts(Elsewhere()).run(item))
+    assert raised.value.kind is FailureKind.ENVIRONMENT
 
 
 ENVIRONMENT = """

@@ -95,12 +95,9 @@ def test_usage_that_a_server_sent_is_counted(tmp_path: Path) -> None:
     assert progress.cost == pytest.approx(0.0007)
 
 
-@pytest.mark.parametrize("has_journal", [True, False])
-def test_rollouts_without_usage_are_those_of_all_sessions(has_journal: bool, tmp_path: Path) -> None:
+def test_rollouts_without_usage_are_those_of_all_sessions(tmp_path: Path) -> None:
     small_input(tmp_path, 5)
     assert collected(tmp_path, None, "limit=2").without_usage == 2
-    if not has_journal:
-        (tmp_path / "out_journal.bin").unlink()
     progress = collected(tmp_path, COUNTED)
     assert (progress.done_before, progress.without_usage, progress.output_tokens) == (2, 2, 9)
     assert progress.cost is not None
@@ -111,16 +108,13 @@ def test_workers_tell_of_rollouts_without_usage(tmp_path: Path) -> None:
     assert collected(tmp_path, None, "workers=2").without_usage == 4
 
 
-@pytest.mark.parametrize("has_journal", [True, False])
-def test_usage_of_an_episode_with_an_uncounted_turn_is_unknown(has_journal: bool, tmp_path: Path) -> None:
+def test_usage_of_an_episode_with_an_uncounted_turn_is_unknown(tmp_path: Path) -> None:
     small_input(tmp_path, 3)
     (tmp_path / "env.py").write_text(TWO_TURNS)
     agent = {"env": {"name": f"{tmp_path / 'env.py'}:Twice"}, "policy": script(tmp_path, BY_PARITY)}
     (tmp_path / "rollbook.yaml").write_text(yaml.safe_dump({"agents": {"a": agent}}))
     first = run(tmp_path, "limit=1")
     assert (first.without_usage, first.input_tokens) == (1, 0)
-    if not has_journal:  # which may be deleted at any time
-        (tmp_path / "out_journal.bin").unlink()
     progress = run(tmp_path)
     assert (progress.done_before, progress.without_usage) == (1, 3)
     assert (progress.input_tokens, progress.output_tokens) == (0, 0)
@@ -243,6 +237,14 @@ def test_what_failed_attempts_of_earlier_sessions_used_is_still_paid_for(tmp_pat
     for progress in (first, second, third, read_progress(tmp_path / "out_progress.json")):
         assert (progress.lost_input_tokens, progress.lost_output_tokens) == (5, 3)
     assert (second.cost, third.cost) == (pytest.approx(3 * (5 * 10 + 3 * 100) / 1e6),) * 2
+
+
+def test_what_a_first_session_used_that_wrote_no_line_is_paid_for_too(tmp_path: Path) -> None:
+    fails_once(tmp_path)
+    rows = (tmp_path / "in.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "in.jsonl").write_bytes(rows[1])
+    first, second = (run(tmp_path, *PRICES) for _ in range(2))
+    assert [(one.done, one.lost_output_tokens) for one in (first, second)] == [(0, 3), (1, 3)]
 
 
 @pytest.mark.parametrize("of_another", [True, False])

@@ -12,7 +12,6 @@ import pytest
 from env_helpers import question, run_one
 from rollbook.envs.agents import build_agent, describe_agent, make_tasks
 from rollbook.errors import UsageError
-from rollbook.rollouts.types import Completion, Policy, Request
 
 SCRIPTED = {"kind": "scripted", "script": ["42"]}
 OPENAI = {"kind": "openai", "base_url": "http://127.0.0.1:1/v1", "model": "m"}
@@ -138,23 +137,6 @@ def test_a_judges_key_does_not_belong_in_a_file_either() -> None:
     judge = {"base_url": "http://h/v1", "model": "m", "api_key": "sk-1"}
     with pytest.raises(UsageError, match=r"env\.judge\.api_key_env"):
         build_agent({"name": "dataset", "grader": "judge", "judge": judge}, SCRIPTED)
-
-
-def test_a_policy_can_be_wrapped() -> None:
-    class Loud:
-        def __init__(self, policy: Policy) -> None:
-            self._policy = policy
-
-        async def act(self, request: Request) -> Completion:
-            completion = await self._policy.act(request)
-            completion.message["content"] += "!"
-            return completion
-
-        async def close(self) -> None:
-            await self._policy.close()
-
-    agent = build_agent({"name": "arithmetic"}, SCRIPTED, wrap_policy=Loud)
-    assert run_one(agent, question()).messages[0]["content"] == "42!"
 
 
 def test_bridges_bring_their_own_loop() -> None:

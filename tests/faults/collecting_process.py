@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import orjson
 
 from rollbook.cli.main import main
-from rollbook.collect import collector
+from rollbook.collect import collect as collector
 
 collector._REPORT_EVERY_S = 0.01  # every kill meets a fresh count of what is acknowledged
 HANGS_AFTER_S = 90.0

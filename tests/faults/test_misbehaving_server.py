@@ -90,10 +90,12 @@ def test_a_server_that_pushes_back_is_given_less(tmp_path: Path) -> None:
     with MisbehavingServer(["500", "500", "500"]).serving() as server:
         prepared(tmp_path, server)
         from collecting import settings
-        from rollbook.collect.collector import collect
+        from rollbook.collect.collect import collect
 
         progress = collect(
-            settings(tmp_path, *QUICK), say=lambda _: None, show=lambda now: seen.append(now.concurrency)
+            settings(tmp_path, *QUICK),
+            log=lambda _: None,
+            on_progress=lambda now: seen.append(now.concurrency),
         )
     assert progress.missing == 0
     assert seen[0] == 6 and seen[-1] < 6

@@ -6,16 +6,16 @@ import asyncio
 import math
 import random
 import selectors
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
-from rollbook.records.turns import Usage
-from rollbook.rollouts import limits
-from rollbook.rollouts.limits import Bucket, Concurrency, NotSent, ThrottledPolicy
+from rollbook.records.turns import Turn, Usage
+from rollbook.rollouts import limits, runner
+from rollbook.rollouts.limits import Bucket, Budget, Concurrency, Spent, spent_on_episode
 from rollbook.rollouts.retry import Attempts, RetrySettings
-from rollbook.rollouts.types import Completion, FailureKind, Request, RolloutFailure
+from rollbook.rollouts.runner import Done, run_all
+from rollbook.rollouts.types import Episode, FailureKind, RolloutFailure
 
 
 class Clock:
@@ -32,6 +32,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(limits, "time", made)
+    monkeypatch.setattr(runner, "time", made)
     return made
 
 
@@ -138,114 +139,52 @@ def test_concurrency_that_is_not_adaptive_stays(clock: Clock) -> None:
 
 def test_a_bucket_gives_so_many_a_minute(clock: Clock) -> None:
     bucket = Bucket(600)  # ten a second
-    assert [bucket.take(1) for _ in range(10)] == [0.0] * 10
-    assert bucket.take(1) == pytest.approx(0.1)
-    assert bucket.take(1) == pytest.approx(0.2)
+
+    def takes_at_once() -> int:
+        count = 0
+        while bucket.wait(1) == 0.0:
+            bucket.take(1)
+            count += 1
+        return count
+
+    assert takes_at_once() == 10
+    assert bucket.wait(1) == pytest.approx(0.1)
+    assert bucket.wait(2) == pytest.approx(0.2)
     clock.now += 60
-    assert [bucket.take(1) for _ in range(10)] == [0.0] * 10  # a minute's rest is no minute's burst
-    assert bucket.take(1) == pytest.approx(0.1)
+    assert takes_at_once() == 10  # a minute's rest is no minute's burst
+    bucket.take(50)
+    assert bucket.wait(1) == pytest.approx(5.1)  # what is owed comes first
 
 
 def test_a_bucket_of_less_than_one_a_second_still_gives_one_at_once(clock: Clock) -> None:
     bucket = Bucket(6)
-    assert bucket.take(1) == 0.0
-    assert bucket.take(1) == pytest.approx(10.0)
+    assert bucket.wait(100) == 0.0
+    bucket.take(1)
+    assert bucket.wait(1) == pytest.approx(10.0)
 
 
-class Model:
-    async def act(self, request: Request) -> Completion:
-        return Completion(message={}, usage=Usage(input_tokens=60, output_tokens=40))
+class Server:
+    """Work of half a second that uses so much each time, or fails; notes when it began."""
 
-    async def close(self) -> None:
-        return None
+    def __init__(self, clock: Clock, *used: Spent, failures: int = 0) -> None:
+        self._clock, self._used, self._failures = clock, used, failures
+        self.began: list[float] = []
 
+    async def __call__(self, item: int) -> Spent:
+        self.began.append(self._clock.now)
+        number = len(self.began)
+        await asyncio.sleep(0.5)
+        if number <= self._failures:
+            raise RolloutFailure(FailureKind.SERVER_ERROR, "no")
+        return self._used[min(number, len(self._used)) - 1]
 
-def test_a_policy_keeps_to_requests_and_tokens_a_minute(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def sleep(seconds: float) -> None:
-        clock.now += seconds
-
-    monkeypatch.setattr(limits.asyncio, "sleep", sleep)
-
-    async def ask(policy: ThrottledPolicy, times: int) -> float:
-        before = clock.now
-        for _ in range(times):
-            await policy.act(Request((), turn=1))
-        return clock.now - before
-
-    by_requests = ThrottledPolicy(Model(), requests_per_minute=60, tokens_per_minute=None)
-    assert asyncio.run(ask(by_requests, 31)) == pytest.approx(30, abs=1.1)
-    by_tokens = ThrottledPolicy(Model(), requests_per_minute=6_000, tokens_per_minute=6_000)  # one a second
-    assert asyncio.run(ask(by_tokens, 31)) == pytest.approx(30, abs=2.1)
+    def most_in_a_minute(self) -> int:
+        return max(sum(start <= time < start + 60 for time in self.began) for start in self.began)
 
 
-class UncountedModel(Model):
-    def __init__(self, **sampled: Any) -> None:
-        self._sampled = sampled
-
-    async def act(self, request: Request) -> Completion:
-        return Completion(message={"content": "word " * 40}, **self._sampled)  # two hundred characters
-
-
-@pytest.mark.parametrize("sampled", [{}, {"token_ids": [1] * 50}, {"logprobs": [-0.5] * 50}])
-def test_tokens_a_minute_are_kept_to_where_the_server_does_not_count(
-    sampled: dict[str, Any], clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def sleep(seconds: float) -> None:
-        clock.now += seconds
-
-    monkeypatch.setattr(limits.asyncio, "sleep", sleep)
-
-    async def ask(policy: ThrottledPolicy, times: int) -> None:
-        for _ in range(times):
-            await policy.act(Request(({"role": "user", "content": "ask " * 50},), turn=1))
-
-    before = clock.now
-    policy = ThrottledPolicy(UncountedModel(**sampled), requests_per_minute=None, tokens_per_minute=6_000)
-    asyncio.run(ask(policy, 31))  # of a hundred tokens, one a second
-    assert clock.now - before == pytest.approx(30, abs=2.1)
-
-
-def test_a_drain_does_not_wait_for_requests_whose_turn_has_not_come() -> None:
-    async def play() -> list[str]:
-        draining = asyncio.Event()
-        policy = ThrottledPolicy(Model(), 1 / 60, None, draining)  # the second request: in an hour
-        await policy.act(Request(()))
-        few_shot = [{"role": "assistant", "content": "as in this example"}]
-        waiting = asyncio.ensure_future(policy.act(Request(few_shot)))
-        under_way = asyncio.ensure_future(policy.act(Request((), turn=1)))
-        await asyncio.sleep(0.01)
-        draining.set()
-        await asyncio.wait([waiting, under_way], timeout=0.05)
-        states = [type(waiting.exception()).__name__, str(under_way.done())]
-        under_way.cancel()
-        return states
-
-    assert asyncio.run(play()) == ["NotSent", "False"]
-
-
-class SlowModel(Model):
-    """Answers when told, or half a second later; the n-th answer uses the n-th size, or the last."""
-
-    def __init__(self, *sizes: int, clock: Clock | None = None) -> None:
-        self._sizes, self._clock = sizes, clock
-        self.sent: list[tuple[float, Request]] = []
-        self.answers: list[asyncio.Future[None]] = []
-
-    async def act(self, request: Request) -> Completion:
-        size = self._sizes[min(len(self.sent), len(self._sizes) - 1)]
-        self.sent.append((self._clock.now if self._clock else 0.0, request))
-        if self._clock:
-            await asyncio.sleep(0.5)
-        else:
-            self.answers.append(asyncio.get_running_loop().create_future())
-            await self.answers[-1]
-        return Completion(message={}, usage=Usage(input_tokens=size))
-
-
-def without_waiting(clock: Clock, play: Coroutine[Any, Any, None]) -> None:
-    """Run it in a loop that moves the clock on instead of waiting."""
+def run(clock: Clock, server: Server, count: int, **limits: float | None) -> int:
+    """Run so many items in a loop that moves the clock on instead of waiting; returns how many were done."""
+    budget = Budget(limits.get("requests"), limits.get("tokens"), lambda used: used)
 
     class Hurry(selectors.DefaultSelector):
         def select(self, timeout: float | None = None) -> Any:
@@ -256,126 +195,69 @@ def without_waiting(clock: Clock, play: Coroutine[Any, Any, None]) -> None:
         def time(self) -> float:
             return clock.now
 
+    async def play() -> int:
+        retry = RetrySettings(first_wait_s=0.0)
+        events = [event async for event in run_all(range(count), server, budget=budget, retry=retry)]
+        return sum(isinstance(event, Done) for event in events)
+
     with asyncio.Runner(loop_factory=lambda: Loop(Hurry())) as runner:
-        runner.run(play)
+        return runner.run(play())
 
 
-async def turns_of_the_loop() -> None:
-    for _ in range(200):
-        await asyncio.sleep(0)
+@pytest.mark.parametrize(("tokens", "most"), [(1500, 20), (10, 60)])
+def test_no_minute_has_more_tokens_or_requests_than_its_limit(tokens: int, most: int, clock: Clock) -> None:
+    server = Server(clock, Spent(1, tokens))
+    assert run(clock, server, 128, requests=60, tokens=30_000) == 128
+    assert most - 1 <= server.most_in_a_minute() <= most + 1
 
 
-def start_all(policy: ThrottledPolicy, requests: list[Request]) -> list[asyncio.Future[Completion]]:
-    return [asyncio.ensure_future(policy.act(request)) for request in requests]
+def test_later_turns_do_not_wait_but_are_paid_for(clock: Clock) -> None:
+    server = Server(clock, Spent(8, 0))
+    before = clock.now
+    assert run(clock, server, 40, requests=60) == 40
+    assert clock.now - before == pytest.approx(40 * 8, rel=0.1)
 
 
-def most_in_a_minute(times: list[float]) -> int:
-    return max(sum(start <= time < start + 60 for time in times) for start in times)
-
-
-@pytest.mark.parametrize("turn", [0, 1])
-def test_no_minute_has_more_tokens_or_requests_than_its_limit(turn: int, clock: Clock) -> None:
-    async def play(model: SlowModel, requests_per_minute: float | None) -> None:
-        policy = ThrottledPolicy(model, requests_per_minute, tokens_per_minute=30_000)
-        requests = [Request(({"role": "user", "content": str(n)},), turn=turn) for n in range(128)]
-        await asyncio.gather(*start_all(policy, requests))
-        assert [request for _, request in model.sent] == requests  # in the order of arrival
-
-    large, small = SlowModel(1500, clock=clock), SlowModel(10, clock=clock)
-    without_waiting(clock, play(large, 60))
-    assert 19 <= most_in_a_minute([time for time, _ in large.sent]) <= 21
-    without_waiting(clock, play(small, 60))
-    assert 59 <= most_in_a_minute([time for time, _ in small.sent]) <= 61
-
-
-def test_those_who_wait_learn_from_the_answers_meanwhile(clock: Clock) -> None:
-    model = SlowModel(100, 3000, clock=clock)
-
-    async def play() -> None:
-        policy = ThrottledPolicy(model, None, tokens_per_minute=30_000)
-        await asyncio.gather(*start_all(policy, [Request(())] * 40))
-
-    without_waiting(clock, play())
-    times = [time for time, _ in model.sent]
-    not_to_be_known = sum(time <= times[1] + 0.5 for time in times)
+def test_starts_learn_from_what_ended_meanwhile(clock: Clock) -> None:
+    server = Server(clock, Spent(1, 100), Spent(1, 3000))
+    assert run(clock, server, 40, tokens=30_000) == 40
+    not_to_be_known = sum(time <= server.began[1] + 0.5 for time in server.began)
     assert not_to_be_known < 12
-    assert most_in_a_minute(times) * 3000 <= 30_000 + not_to_be_known * 3000
+    assert server.most_in_a_minute() * 3000 <= 30_000 + not_to_be_known * 3000
 
 
-def test_until_the_first_answer_one_request_of_unknown_size_is_under_way() -> None:
-    async def play() -> None:
-        model = SlowModel(100)
-        tasks = start_all(ThrottledPolicy(model, None, tokens_per_minute=6e6), [Request(())] * 20)
-        await turns_of_the_loop()
-        assert len(model.sent) == 1
-        model.answers[0].set_exception(RolloutFailure(FailureKind.SERVER_ERROR, "no"))
-        await turns_of_the_loop()
-        assert len(model.sent) == 2  # the first told nothing: the next one goes
-        tasks[1].cancel()
-        tasks[2].cancel()
-        await turns_of_the_loop()
-        assert len(model.sent) == 3
-        model.answers[2].set_result(None)
-        await turns_of_the_loop()
-        assert len(model.sent) == 19
-
-    asyncio.run(play())
+def test_a_limit_of_tokens_lets_one_at_a_time_go_until_the_first_has_ended(clock: Clock) -> None:
+    server = Server(clock, Spent(1, 100), failures=2)
+    assert run(clock, server, 20, tokens=6e6) == 20
+    first, second, third, fourth, *_ = server.began
+    assert (second - first, third - second, fourth - third) == pytest.approx((0.5, 0.5, 0.5))
+    assert server.began[3:22] == pytest.approx([fourth] * 19)
+    server = Server(clock, Spent(1, 100))
+    run(clock, server, 10, requests=60_000)
+    assert len(set(server.began)) == 1  # of requests everybody knows how many they are
 
 
-@pytest.mark.parametrize("name", ["max_output_tokens", "max_tokens", "max_completion_tokens"])
-@pytest.mark.parametrize("of_the_policy", [False, True])
-def test_requests_that_name_the_most_of_an_answer_need_not_wait_for_one(
-    name: str, of_the_policy: bool
-) -> None:
-    async def play() -> None:
-        model, most = SlowModel(100), {name: 100}
-        params = most if of_the_policy else None
-        policy = ThrottledPolicy(model, None, tokens_per_minute=6e4, params=params)  # a thousand a second
-        row: dict[str, int | None] = {name: None} if of_the_policy else {**most}
-        start_all(policy, [Request((), params=row)] * 20)
-        await turns_of_the_loop()
-        assert len(model.sent) == 10
-
-    asyncio.run(play())
+def test_what_a_server_refused_costs_no_tokens(clock: Clock) -> None:
+    budget = Budget(None, 6000, lambda used: used)
+    budget.end(budget.start(), Spent(1, 600))
+    for _ in range(5):
+        budget.end(budget.start(), failed=Episode([]))
+    clock.now += 6
+    assert budget.wait() == 0.0
 
 
-def test_without_a_limit_of_tokens_nobody_waits_for_a_first_answer() -> None:
-    async def play() -> None:
-        model = SlowModel(100)
-        start_all(ThrottledPolicy(model, 6000, None), [Request(())] * 20)
-        await turns_of_the_loop()
-        assert len(model.sent) == 20
-
-    asyncio.run(play())
+def test_a_run_does_not_wait_for_a_budget_that_nobody_needs(clock: Clock) -> None:
+    before = clock.now
+    assert run(clock, Server(clock, Spent()), 1, requests=1) == 1
+    assert clock.now - before < 1
 
 
-def test_a_drain_lets_go_of_those_who_wait_for_the_first_answer() -> None:
-    async def play() -> None:
-        model, draining = SlowModel(100), asyncio.Event()
-        policy = ThrottledPolicy(model, None, 6e6, draining)
-        first, *waiting, under_way = start_all(policy, [Request(())] * 20 + [Request((), turn=1)])
-        await turns_of_the_loop()
-        draining.set()
-        await turns_of_the_loop()
-        assert {type(task.exception()) for task in waiting} == {NotSent}
-        model.answers[0].set_result(None)
-        await first
-        await turns_of_the_loop()
-        model.answers[1].set_result(None)
-        await under_way
-
-    asyncio.run(play())
-
-
-def test_a_drain_lets_go_of_those_behind_an_episode_that_may_finish() -> None:
-    async def play() -> None:
-        draining = asyncio.Event()
-        policy = ThrottledPolicy(Model(), 1 / 60, None, draining)  # the second request: in an hour
-        _, under_way, behind = start_all(policy, [Request(()), Request((), turn=1), Request(())])
-        await turns_of_the_loop()
-        draining.set()
-        await turns_of_the_loop()
-        assert isinstance(behind.exception(), NotSent)
-        assert not under_way.done()
-
-    asyncio.run(play())
+@pytest.mark.parametrize("sampled", [{}, {"token_ids": [1] * 50}, {"logprobs": [-0.5] * 50}])
+def test_where_the_server_does_not_count_the_length_of_what_was_said_does(sampled: dict[str, Any]) -> None:
+    said = {"role": "assistant", "content": "word " * 40}  # two hundred characters
+    asked = {"role": "user", "content": "ask " * 50}
+    turn = Turn(messages=[said, asked], **sampled)
+    assert spent_on_episode(Episode([asked], turns=[turn])) == Spent(1, 100)
+    counted = Turn(messages=[said], usage=Usage(7, 3))
+    assert spent_on_episode(Episode([asked], turns=[turn, counted])) == Spent(2, 110)
+    assert spent_on_episode(Episode([asked], turns=[counted, counted])) == Spent(2, 20)

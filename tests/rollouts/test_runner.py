@@ -14,7 +14,6 @@ import pytest
 
 from rollbook.errors import WriteError
 from rollbook.records.turns import Turn, Usage
-from rollbook.rollouts.failures import NotSent
 from rollbook.rollouts.retry import RetrySettings
 from rollbook.rollouts.runner import Done, GivenUp, Retry, Stop, run_all
 from rollbook.rollouts.types import Episode, FailureKind, RolloutFailure
@@ -249,10 +248,6 @@ def test_an_error_of_ours_ends_the_run_and_cancels_the_rest() -> None:
     with pytest.raises(WriteError, match="the disk is full"):
         _run(range(3), work, concurrency=3)
     assert cancelled == [1, 2]
-
-
-def test_what_was_not_sent_has_no_event() -> None:
-    assert _run([1], _raises(NotSent())) == []
 
 
 def test_who_leaves_the_loop_leaves_nothing_in_flight() -> None:

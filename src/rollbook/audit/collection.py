@@ -15,8 +15,8 @@ from rollbook.audit.places import NUMBERS, Bools, Floats, Ints, Rollouts
 from rollbook.audit.planned import Planned, find_input
 from rollbook.audit.result import Audit, Kind
 from rollbook.audit.scan import Scan
+from rollbook.collect.files import CollectionFiles
 from rollbook.collect.manifest import Manifest, read_manifest
-from rollbook.collect.paths import CollectionFiles
 from rollbook.errors import BadFileError, UsageError
 from rollbook.records.row_keys import KEY, key_of, parted
 from rollbook.runs.jobs.collected import read_plain_progress
@@ -79,15 +79,16 @@ class CollectionAudit:
                 "rollbook data stats shows what is there"
             )
         self._manifest: Manifest = manifest
+        self._session = manifest.sessions[-1]
         progress = read_plain_progress(self._files.progress)
         self._is_running = progress.get("status") == "running" and why_collector_is_gone(progress) is None
-        self._input = input or find_input(self._files.output, manifest)
+        self._input = input or find_input(self._files.output, self._session)
         self._left_out = LeftOut()
         self._done = 0
 
     @property
     def _expected(self) -> int:
-        return self._manifest.rows * self._manifest.repeats
+        return self._session.rows * self._session.repeats
 
     def run(self) -> Audit:
         planned = self._read_input()
@@ -105,11 +106,11 @@ class CollectionAudit:
     def _read_input(self) -> Planned | None:
         if self._input is None:
             self._auditor.unanswered.append(
-                f"which rollouts are missing: {self._manifest.input or 'the input'} is gone; --input names it"
+                f"which rollouts are missing: {self._session.input or 'the input'} is gone; --input names it"
             )
             return None
         try:
-            planned = Planned(self._input, self._manifest)
+            planned = Planned(self._input, self._session)
         except (UsageError, BadFileError) as error:
             self._auditor.find(Kind.UNREADABLE, str(error), file=self._input)
             return None

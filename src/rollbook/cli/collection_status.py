@@ -26,7 +26,7 @@ _STATUSES = {
 
 def progress_of_output(ref: str) -> Path | None:
     """The progress file of an output that is named instead of a run."""
-    from rollbook.collect.paths import CollectionFiles
+    from rollbook.collect.files import CollectionFiles
 
     path = Path(ref)
     beside = CollectionFiles(path).progress if path.name else path

@@ -26,10 +26,10 @@ class _Job(ModuleType):
         """Collect in this process as a config file says, with `key=value` words on top of it; returns how it
         stands then. `show` is called with it every second.
         """
-        from rollbook.collect.collector import collect
+        from rollbook.collect.collect import collect
         from rollbook.collect.settings import load_settings
 
-        return collect(load_settings(words, config=Path(config)), show=show, say=log)
+        return collect(load_settings(words, config=Path(config)), log=log, on_progress=show)
 
 
 sys.modules[__name__].__class__ = _Job

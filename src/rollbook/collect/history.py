@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from rollbook.collect.paths import CollectionFiles
-from rollbook.collect.plan import Plan
+from rollbook.collect.files import CollectionFiles
+from rollbook.collect.input import Input
 from rollbook.collect.progress import Progress
 from rollbook.collect.settings import CollectSettings
 from rollbook.errors import Interrupted, RollbookError, WriteError
@@ -56,14 +56,14 @@ class History:
         self._job, self._say = msgspec.structs.replace(job, artifacts=artifacts, cwd=cwd), say
         self._recorder: Recorder | None = None
 
-    def began(self, plan: Plan) -> None:
+    def began(self, rows: Input) -> None:
         if archive := os.environ.get("ROLLBOOK_RUN_DIR"):
             try:
                 tell_supervisor(Path(archive), self._progress)
             except WriteError as error:
                 self._say(f"`rollbook status` will not show how this collection stands: {error}")
             return
-        self._recorder = Recorder(msgspec.structs.replace(self._job, data=[plan.file]), say=self._say)
+        self._recorder = Recorder(msgspec.structs.replace(self._job, data=[rows.file]), say=self._say)
 
     def ended(self, progress: Progress, exit_code: int) -> None:
         self._record(exit_code, msgspec.to_builtins(progress))

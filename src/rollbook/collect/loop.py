@@ -10,45 +10,42 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-T = TypeVar("T")
 _ALLOCATIONS_BETWEEN_SEARCHES = 20_000
+T = TypeVar("T")
 
 
-def event_loop() -> asyncio.Runner:
-    """Loads what it needs at once, and begins when it is entered."""
+def run_in_loop(main: Coroutine[Any, Any, T]) -> T:
+    """Run it in a new event loop; in another thread where one runs in this one, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        with _event_loop() as runner, seldom_collecting_garbage():
+            return runner.run(main)
+    tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
+
+    async def noted() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append((task.get_loop(), task))
+        return await main
+
+    with ThreadPoolExecutor(1, "rollbook-collect") as thread:
+        running = thread.submit(lambda: run_in_loop(noted()))
+        try:
+            return running.result()
+        except KeyboardInterrupt:  # which reaches this thread alone; leaving the block waits for the other
+            for loop, task in tasks:
+                loop.call_soon_threadsafe(task.cancel)
+            raise
+
+
+def _event_loop() -> asyncio.Runner:
     if sys.platform != "win32":
         with suppress(ImportError):
             import uvloop
 
             return asyncio.Runner(loop_factory=uvloop.new_event_loop)
     return asyncio.Runner()
-
-
-def run_to_the_end(runner: asyncio.Runner, work: Coroutine[Any, Any, T]) -> T:
-    """Runs it and waits; in a thread of its own where an event loop is running here, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        with runner:
-            return runner.run(work)
-    with ThreadPoolExecutor(1, "rollbook-collect") as threads:
-        loop, started = runner.get_loop(), list[asyncio.Task[Any]]()
-
-        async def watched() -> T:
-            started.extend(filter(None, [asyncio.current_task()]))
-            return await work
-
-        def serve() -> T:
-            with runner:
-                return runner.run(watched())
-
-        running = threads.submit(serve)
-        try:
-            return running.result()
-        except KeyboardInterrupt:  # which reaches this thread alone; leaving the block waits for the other
-            for task in started:
-                loop.call_soon_threadsafe(task.cancel)
-            raise
 
 
 @contextmanager

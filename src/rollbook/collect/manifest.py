@@ -1,8 +1,8 @@
-"""What a collection is: the digests of its input and of everything that changes the meaning of a row.
+"""What a collection is: a list of its sessions, each with its input, its settings and where its lines begin.
 
-Resuming compares the manifest on disk with the present one and refuses, naming the keys, when they differ:
-rows of two different policies or graders must not end up in one file unnoticed. How fast to go, where the
-server is and how to log in may change freely.
+Resuming compares the settings that decide what a row is with those of the last session that wrote a line, and
+refuses, naming the keys, when they differ: rows of two different policies or graders must not end up in one
+file unnoticed. How fast to go, where the server is and how to log in may change freely.
 """
 
 from __future__ import annotations
@@ -20,64 +20,110 @@ from rollbook.records.plain import utc_now
 from rollbook.records.redact import redact_tree
 from rollbook.records.run_info import versions
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
-class EarlierMeaning(msgspec.Struct):
-    """What rows of earlier sessions mean, where others were mixed with them knowingly."""
+class Session(msgspec.Struct, kw_only=True):
+    """What one session had to do. Its lines begin at `output_start`."""
 
-    meaning: dict[str, Any]
-    until_session: int  # the last one, counted from 1
-    until_byte: int | None = None  # of the output
-
-
-class Manifest(msgspec.Struct, kw_only=True):
-    schema_version: int = SCHEMA_VERSION
-    created_at: str = msgspec.field(default_factory=utc_now)
-    updated_at: str = msgspec.field(default_factory=utc_now)
-    output: str = ""  # the file's name
+    started_at: str = msgspec.field(default_factory=utc_now)
+    output_start: int = 0
     input: str = ""
     input_sha256: str = ""
     input_bytes: int = 0
     rows: int = 0
     repeats: int
     meaning: dict[str, Any]  # agent, sampling parameters: what makes a row what it is
-    earlier_meanings: list[EarlierMeaning] = []
     operation: dict[str, Any] = {}  # concurrency and the like, for the record
-    versions: dict[str, str] = {}  # found when it is written, which the first request need not wait for
-    sessions: int = 1
-    coverage: dict[str, int] = {}  # expected, ok, failed, missing, once a session has ended
+    versions: dict[str, str] = msgspec.field(default_factory=versions)
+
+
+class Manifest:
+    """The file. Keys that this version does not know stay in it."""
+
+    def __init__(self, path: Path, output: str, content: dict[str, Any] | None = None) -> None:
+        self.path = path
+        self._content = content or {"created_at": utc_now(), "output": output, "sessions": []}
+        self.sessions = msgspec.convert(self._content["sessions"], list[Session])
+
+    @property
+    def output(self) -> str:
+        """The name of the collection's output."""
+        return str(self._content.get("output") or "")
+
+    @property
+    def coverage(self) -> dict[str, int]:
+        found: dict[str, int] = self._content.get("coverage") or {}
+        return found
+
+    def session_at(self, byte: int) -> Session | None:
+        """The session that wrote the line at this byte of the output, unless that was put in order since."""
+        return next((one for one in reversed(self.sessions) if one.output_start <= byte), None)
+
+    def begin(self, session: Session) -> None:
+        """Add a session; its keys stand at the top, too, for those who want to know how it is now."""
+        self.sessions.append(session)
+        plain = msgspec.to_builtins(session)
+        self._content = {**self._content, **plain, "sessions": [*self._content["sessions"], plain]}
+        self._content.pop("coverage", None)
+        self._write()
+
+    def end(self, coverage: dict[str, int], *, is_ordered: bool) -> None:
+        """`is_ordered`: lines were moved, so that `session_at` cannot tell them apart any more."""
+        self._content["coverage"] = coverage
+        if is_ordered:
+            self._content["ordered"] = True
+        self._write()
+
+    def _write(self) -> None:
+        head = {"schema_version": SCHEMA_VERSION, "updated_at": utc_now()}
+        self._content = redact_tree({**self._content, **head})
+        write_atomic(self.path, orjson.dumps(self._content, option=orjson.OPT_INDENT_2) + b"\n")
 
 
 def read_manifest(path: Path) -> Manifest | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+        content = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        if not isinstance(content.get("sessions"), list):
+            content = _from_version_1(content)
+        return Manifest(path, "", content)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise BadFileError(
-            path, f"cannot be read: {error.strerror or error}; choose another output"
-        ) from error
-    except msgspec.MsgspecError as error:
+        why = f"cannot be read: {error.strerror or error}; choose another output"
+        raise BadFileError(path, why) from error
+    except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise BadFileError(path, f"not a manifest ({error}); restore it or choose another output") from error
 
 
-def write_manifest(path: Path, manifest: Manifest) -> None:
-    manifest.updated_at = utc_now()
-    manifest.versions = versions()
-    plain = redact_tree(msgspec.to_builtins(manifest))
-    write_atomic(path, orjson.dumps(plain, option=orjson.OPT_INDENT_2) + b"\n")
+def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
+    """A manifest that held the last session's settings, and the earlier ones with the byte where they end."""
+    earlier = content.pop("earlier_meanings", [])
+    starts = [0, *(entry["until_byte"] or 0 for entry in earlier)]
+    meanings = [*(entry["meaning"] for entry in earlier), content["meaning"]]
+    same = {key: value for key, value in content.items() if key in Session.__struct_fields__}
+    same |= {"started_at": content["created_at"]}
+    sessions = [
+        {**same, "output_start": start, "meaning": meaning}
+        for start, meaning in zip(starts, meanings, strict=True)
+    ]
+    return {**content, "sessions": sessions}
 
 
-def drift(old: Manifest, new: Manifest, *, same_input: bool) -> list[ConfigChange]:
-    """The keys in which two manifests mean different things; rows added to the input change none."""
+def refuse_drift(output: Path, old: Session, new: Session, *, same_input: bool) -> None:
+    """Refuse settings and an input under which rows mean something else; rows added to the input do not."""
     sides = []
-    for manifest in (old, new):
-        content: dict[str, Any] = {"meaning": _with_version(manifest.meaning, new.meaning)}
+    for session in (old, new):
+        content: dict[str, Any] = {"meaning": _with_version(session.meaning, new.meaning)}
         if not same_input:
-            content["input_sha256"] = manifest.input_sha256
+            content["input_sha256"] = session.input_sha256
         sides.append(redact_tree(content))
-    return diff_configs(*sides)
+    if changes := diff_configs(*sides):
+        listed = "\n  ".join(_described(change) for change in changes)
+        raise UsageError(
+            f"{output} was collected with other settings, so it is not resumed:\n  {listed}\n"
+            "Choose another output_jsonl_fpath, restore the settings, or mix them with --resume=always"
+        )
 
 
 def _with_version(meaning: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
@@ -93,40 +139,11 @@ def _with_version(meaning: dict[str, Any], now: dict[str, Any]) -> dict[str, Any
     return {**meaning, "agent": {**agent, "env": {**env, "version": 1}}}
 
 
-def go_on_from(old: Manifest, new: Manifest, output_bytes: int) -> None:
-    """Make `new` the manifest of the session after `old`'s, with a trace of what is mixed in one file."""
-    new.sessions, new.created_at = old.sessions + 1, old.created_at
-    new.earlier_meanings = list(old.earlier_meanings)
-    if drift(old, new, same_input=True):
-        new.earlier_meanings.append(EarlierMeaning(old.meaning, old.sessions, output_bytes))
-
-
-def stay_as(old: Manifest, new: Manifest) -> None:
-    """Make `new` the manifest after a session without anything to do, which changed the meaning of no row."""
-    new.sessions, new.created_at = old.sessions, old.created_at
-    new.meaning, new.earlier_meanings = old.meaning, old.earlier_meanings
-
-
-def forget_unused_meaning(manifest: Manifest, output_bytes: int) -> None:
-    """A session that ended before its first line was written leaves a meaning that no row has."""
-    if manifest.earlier_meanings and manifest.earlier_meanings[-1].until_byte == output_bytes:
-        manifest.meaning = manifest.earlier_meanings.pop().meaning
-
-
-def refuse_drift(output: Path, changes: list[ConfigChange]) -> None:
-    listed = "\n  ".join(
-        f"{change.key}: was {change.old!r}, now {change.new!r}{_hint(change.key)}" for change in changes
-    )
-    raise UsageError(
-        f"{output} was collected with other settings, so it is not resumed:\n  {listed}\n"
-        "Choose another output_jsonl_fpath, restore the settings, or mix them knowingly with --resume=always"
-    )
-
-
-def _hint(key: str) -> str:
-    """What people did, where two digests do not say it."""
-    if key == "input_sha256":
-        return " (the input is another file, or was edited)"
-    if key == "meaning.agent.env.source_sha256":
-        return " (the environment's code was edited; rollbook data reverify grades what is there again)"
-    return " (the script was edited)" if key.endswith(".source_sha256") else ""
+def _described(change: ConfigChange) -> str:
+    """The change, and what people did where two digests do not say it."""
+    hint = " (the script was edited)" if change.key.endswith(".source_sha256") else ""
+    if change.key == "input_sha256":
+        hint = " (the input is another file, or was edited)"
+    elif change.key == "meaning.agent.env.source_sha256":
+        hint = " (the environment's code was edited; rollbook data reverify grades what is there again)"
+    return f"{change.key}: was {change.old!r}, now {change.new!r}{hint}"

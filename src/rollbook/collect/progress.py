@@ -6,6 +6,7 @@ them, can read it while the collection runs or after it was killed.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import socket
@@ -18,12 +19,12 @@ from typing import Any
 import msgspec
 import orjson
 
-from rollbook.collect.journal import Done
-from rollbook.collect.rows import Outcome
+from rollbook.collect.items import Line
 from rollbook.collect.settings import Prices
 from rollbook.errors import BadFileError
 from rollbook.records.atomic import write_atomic
 from rollbook.records.plain import utc_now
+from rollbook.records.turns import Usage
 
 _RATE_WINDOW_S = 60.0
 _LATENCIES_KEPT = 2000
@@ -64,14 +65,45 @@ class Progress(msgspec.Struct, kw_only=True):
     reason: str | None = None  # why it stopped
 
 
+class RunningMean:
+    """Mean and spread of a stream (Welford)."""
+
+    def __init__(self, count: int = 0, mean: float = 0.0, std: float = 0.0) -> None:
+        """A stream may go on where another one, of which this much is known, has ended."""
+        self.count = count
+        self.mean = mean
+        self._squares = std * std * count
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        delta = value - self.mean
+        self.mean += delta / self.count
+        self._squares += delta * (value - self.mean)
+
+    @property
+    def std(self) -> float:
+        return math.sqrt(self._squares / self.count) if self.count else 0.0
+
+
+class Totals(msgspec.Struct):
+    """What the lines of a file come to."""
+
+    reward: RunningMean = msgspec.field(default_factory=RunningMean)
+    input_tokens: int = 0
+    output_tokens: int = 0
+    without_usage: int = 0  # lines
+
+
 class Tally:
     """Counts outcomes; makes a Progress of them."""
 
-    def __init__(self, output: Path, expected: int, done: Done, prices: Prices | None) -> None:
-        self.expected, self.done_before = expected, done.count
+    def __init__(self, output: Path, expected: int, done: int, totals: Totals, prices: Prices | None) -> None:
+        self.expected, self.done_before = expected, done
         self.finished = self.given_up = 0
         self.failures: Counter[str] = Counter()
-        self.reward, self.input_tokens, self.output_tokens, self.without_usage = done.totals()
+        self.reward = totals.reward
+        self.input_tokens, self.output_tokens = totals.input_tokens, totals.output_tokens
+        self.without_usage = totals.without_usage
         self.lost_input_tokens = self.lost_output_tokens = 0
         self._output = output
         self._prices = prices
@@ -85,23 +117,26 @@ class Tally:
     def is_complete(self) -> bool:
         return self.expected == self.done_before + self.finished
 
-    def add(self, outcome: Outcome) -> None:
-        """A line that is on the disk."""
+    def add(self, line: Line, seconds: float) -> None:
+        """Count a line that is on the disk."""
         self.finished += 1
-        self.input_tokens += outcome.input_tokens
-        self.output_tokens += outcome.output_tokens
-        self.without_usage += outcome.without_usage
-        if outcome.reward is not None and outcome.reward - outcome.reward == 0.0:
-            self.reward.add(outcome.reward)
+        usage = line.usage or Usage()
+        self.input_tokens += usage.input_tokens
+        self.output_tokens += usage.output_tokens
+        self.without_usage += line.usage is None
+        self.reward.add(line.reward)
         if len(self._latencies) < _LATENCIES_KEPT:
-            self._latencies.append(outcome.seconds)
+            self._latencies.append(seconds)
         elif (place := int(self._chance.random() * self.finished)) < _LATENCIES_KEPT:
-            self._latencies[place] = outcome.seconds  # a uniform sample of all so far
+            self._latencies[place] = seconds  # a uniform sample of all so far
 
-    def add_failed_attempt(self, kind: str, outcome: Outcome) -> None:
+    def add_failed_attempt(self, kind: str, usage: Usage) -> None:
         self.failures[kind] += 1
-        self.lost_input_tokens += outcome.input_tokens
-        self.lost_output_tokens += outcome.output_tokens
+        self.add_lost(usage)
+
+    def add_lost(self, usage: Usage) -> None:
+        self.lost_input_tokens += usage.input_tokens
+        self.lost_output_tokens += usage.output_tokens
 
     def snapshot(
         self, status: str, *, in_flight: int, waiting: int, concurrency: int, reason: str | None
@@ -158,7 +193,7 @@ class Tally:
             return None
         return round((seen * self._prices.input + said * self._prices.output) / 1e6, 6)
 
-    def go_on_from(self, last: Progress) -> None:
+    def add_earlier_losses(self, last: Progress) -> None:
         """What failed attempts of earlier sessions used stands in no line: only the last session knows it."""
         self.lost_input_tokens += last.lost_input_tokens
         self.lost_output_tokens += last.lost_output_tokens
@@ -169,6 +204,16 @@ class Tally:
         ordered = sorted(self._latencies)
         p50, p90 = (ordered[int(len(ordered) * share)] for share in (0.5, 0.9))
         return round(p50, 4), round(p90, 4)
+
+
+def coverage_of(progress: Progress) -> dict[str, int]:
+    """What a manifest keeps of it."""
+    return {
+        "expected": progress.expected,
+        "ok": progress.done,
+        "failed": progress.failed,
+        "missing": progress.missing,
+    }
 
 
 def write_progress(path: Path, progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""A crew of actors on a Ray cluster.
+"""Workers that are actors on a Ray cluster.
 
 What cannot work (settings, an address, a cluster without room) is said, never waited for without a word.
 Without an address a cluster of this machine is started for this collection alone and ends with it.
@@ -17,145 +17,117 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rollbook.collect.crew import Crew, Gone, Member
-from rollbook.collect.executor import cancelled_by_itself, local_executor
-from rollbook.collect.rows import Item, Outcome
+from rollbook.collect.items import Answer, Item, decode_answer, decode_item, encode_answer, encode_item
+from rollbook.collect.rollout import rollouts_here
 from rollbook.collect.settings import CollectSettings, decode_settings, encode_settings
-from rollbook.collect.wire import decode_items, decode_outcomes, encode, encode_outcomes
+from rollbook.collect.workers import Worker, WorkerDied, WorkerGroup
 from rollbook.errors import Interrupted, RollbookError, UsageError
 
-_SAY_AFTER_S = 20.0  # without an actor, a word of why nothing happens
-_PATIENCE_S = 600.0  # without an actor, the end; a cluster that grows by itself takes minutes
+_WARN_AFTER_S = 20.0  # without an actor
 _CONNECT_S = 10.0
 _CLOSE_S = 5.0
 _log = logging.getLogger("rollbook")
 
 
-class RayExecutor(Crew):
-    kind, messages = "Ray actors", "Ray's logs have their messages"
+class RayWorkers(WorkerGroup):
+    """As many actors as there are workers."""
 
     def __init__(self, ray: Any, settings: CollectSettings, *, owns_ray: bool) -> None:
         self._ray, self._owns_ray = ray, owns_ray
-        self._setup = (encode_settings(settings), str(Path.cwd()), _keys_of(settings))
+        setup = (encode_settings(settings), str(Path.cwd()), _keys_of(settings))
         # Spread, for the machines' sake; by Ray's default an actor needs a CPU to be placed and none to stay,
         # so more workers than CPUs are no trouble.
-        self._new = ray.remote(RolloutActor).options(scheduling_strategy="SPREAD", max_restarts=0).remote
-        self._has_said = False
-        super().__init__(settings.workers)
+        kind = ray.remote(RolloutActor).options(
+            scheduling_strategy="SPREAD", max_restarts=0, max_concurrency=settings.num_samples_in_parallel + 8
+        )
+        warned: set[bool] = set()
 
-    @classmethod
-    async def start(cls, settings: CollectSettings) -> RayExecutor:
-        ray = _import_ray()
-        owns_ray = not ray.is_initialized()
-        if owns_ray:
-            _connect(ray, settings)
-        return cls(ray, settings, owns_ray=owns_ray)
+        async def start() -> Worker:
+            return _Actor(ray, kind.remote(), setup, warned)
+
+        super().__init__(settings, start, "Ray actors", "Ray's logs have their messages")
 
     async def close(self) -> None:
         await super().close()
         if self._owns_ray:
             await asyncio.to_thread(self._ray.shutdown)
 
-    async def _hire(self) -> Member:
-        return _Actor(self._ray, self._new(), self._setup)
 
-    async def _prepare(self, member: Member) -> None:
-        ready = asyncio.ensure_future(member.prepare())
+class _Actor:
+    def __init__(
+        self, ray: Any, actor: Any, setup: tuple[bytes, str, dict[str, str]], warned: set[bool]
+    ) -> None:
+        self._ray, self._actor, self._setup, self._warned = ray, actor, setup, warned
+
+    async def begin(self) -> None:
+        warning = asyncio.get_running_loop().call_later(_WARN_AFTER_S, self._warn)
         try:
-            await asyncio.wait([ready], timeout=_SAY_AFTER_S)
-            if not ready.done() and not self._ready and not self._has_said:
-                self._has_said = True
-                _log.warning("no Ray actor is ready yet; %s", self._room())
-            await asyncio.wait([ready], timeout=_PATIENCE_S)
-            if not ready.done() and not self._ready:  # whoever is late for a crew may be
-                raise RollbookError(f"no Ray actor was ready after {_PATIENCE_S:g} s; {self._room()}")
-            await ready
+            await self._result(self._actor.begin.remote(*self._setup))
         finally:
-            ready.cancel()
+            warning.cancel()
 
-    def _room(self) -> str:
-        free = self._ray.available_resources().get("CPU", 0)
-        total = self._ray.cluster_resources().get("CPU", 0)
-        return f"each needs a free CPU to start, and the cluster has {free:g} free of {total:g} (ray status)"
+    async def run(self, item: Item) -> Answer:
+        return decode_answer(await self._result(self._actor.run.remote(encode_item(item))))
 
-
-class _Actor(Member):
-    def __init__(self, ray: Any, actor: Any, setup: tuple[bytes, str, dict[str, str]]) -> None:
-        super().__init__()
-        self._ray, self._actor, self._setup = ray, actor, setup
-
-    async def prepare(self) -> None:
-        try:
-            await self._actor.prepare.remote(*self._setup)
-        except self._ray.exceptions.RayTaskError as error:  # its code failed, as the next one's would
-            raise RollbookError(f"a Ray actor cannot work: {error.cause or error}") from error
-        except self._ray.exceptions.RayError as error:
-            raise Gone(f"its Ray actor died: {error}") from error
-
-    async def outcomes(self) -> list[Outcome]:
-        try:
-            return decode_outcomes(await self._actor.finished.remote())
-        except self._ray.exceptions.RayTaskError as error:
-            raise RollbookError(f"a Ray actor cannot work: {error.cause or error}") from error
-        except self._ray.exceptions.RayError as error:
-            raise Gone("its Ray actor died") from error
+    async def ended(self) -> None:
+        await self._result(self._actor.wait.remote())
 
     async def close(self) -> None:
         with suppress(TimeoutError, self._ray.exceptions.RayError):
             await asyncio.wait_for(self._actor.close.remote(), _CLOSE_S)
 
-    async def dismiss(self) -> None:
+    async def kill(self) -> None:
         self._ray.kill(self._actor)
 
-    def _deliver(self, items: list[Item]) -> None:
-        self._actor.begin.remote(encode(items))
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned.add(True)
+            free = self._ray.available_resources().get("CPU", 0)
+            total = self._ray.cluster_resources().get("CPU", 0)
+            _log.warning(
+                "a Ray actor is not ready after %g s; each needs a free CPU to start, and the cluster has %g "
+                "free of %g (see: ray status)",
+                _WARN_AFTER_S,
+                free,
+                total,
+            )
+
+    async def _result(self, reference: Any) -> Any:
+        try:
+            return await reference
+        except self._ray.exceptions.RayTaskError as error:  # its code failed, as the next one's would
+            raise RollbookError(f"a Ray actor cannot work: {error.cause or error}") from error
+        except self._ray.exceptions.RayError as error:
+            raise WorkerDied(f"its Ray actor died: {error}") from error
 
 
 class RolloutActor:
-    """Runs inside Ray. Finished outcomes wait to be fetched: as many to a call as are there."""
+    """Runs inside Ray, as many rollouts at a time as it is given."""
 
-    def __init__(self) -> None:
-        self._running: set[asyncio.Task[None]] = set()
-        self._finished: list[Outcome] = []
-        self._is_any = asyncio.Event()
-
-    async def prepare(self, settings: bytes, directory: str, keys: dict[str, str]) -> None:
+    async def begin(self, settings: bytes, directory: str, keys: dict[str, str]) -> None:
         """Be like the collector's own process: its directory, where there is one, and its keys."""
         with suppress(OSError):
             os.chdir(directory)
         os.environ.update(keys)
-        decoded = decode_settings(settings)
-        self._executor = local_executor(decoded, share=decoded.workers)
+        self._rollouts = rollouts_here(decode_settings(settings))
 
-    async def begin(self, data: bytes) -> None:
-        items = decode_items(data)
-        if not items:  # the collector drains
-            self._executor.drain()
-        for item in items:
-            task = asyncio.ensure_future(self._do(item))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+    async def run(self, data: bytes) -> bytes:
+        return encode_answer(await self._rollouts.answer(decode_item(data)))
 
-    async def finished(self) -> bytes:
-        await self._is_any.wait()
-        self._is_any.clear()
-        outcomes, self._finished = self._finished, []
-        return encode_outcomes(outcomes)
+    async def wait(self) -> None:
+        """Until this actor dies, which whoever waits hears of."""
+        await asyncio.Event().wait()
 
     async def close(self) -> None:
-        running = list(self._running)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        await self._executor.close()
+        await self._rollouts.close()
 
-    async def _do(self, item: Item) -> None:
-        try:
-            outcome = await self._executor.run(item)
-        except asyncio.CancelledError:  # on `close`, too, when nobody fetches it any more
-            outcome = cancelled_by_itself(item)
-        self._finished.append(outcome)  # to the list of now: `finished` may have put a new one in its place
-        self._is_any.set()
+
+async def ray_workers(settings: CollectSettings) -> WorkerGroup:
+    ray = _import_ray()
+    owns_ray = not ray.is_initialized()
+    if owns_ray:
+        _connect(ray, settings)
+    return RayWorkers(ray, settings, owns_ray=owns_ray)
 
 
 def _import_ray() -> Any:

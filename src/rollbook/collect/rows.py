@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 import orjson
 
+from rollbook.collect.items import Item
 from rollbook.policies.conversion import from_chat, responses_tools, to_chat
 from rollbook.records.plain import encode, to_plain
 from rollbook.records.row_keys import KEY, METRICS, ROLLOUT_INDEX, STEPS, TASK_INDEX, key_of
 from rollbook.records.turns import Turn, Usage
-from rollbook.rollouts.types import Completion, Episode, FailureKind, Task
+from rollbook.rollouts.types import Episode, Task
 
 _NAMES = ("task_id", "id")  # by which a task is known
 _OWN_FIELDS = frozenset(
@@ -28,37 +29,6 @@ _OWN_FIELDS = frozenset(
 _NO_METRICS = ("stop_reason", "num_turns", "logs")
 # As quick as orjson, which makes floats of whole numbers past 64 bits.
 _decode = msgspec.json.Decoder().decode
-
-
-class Item(msgspec.Struct, frozen=True):
-    """One (task, repeat) to be done: its row number, the repeat, and the raw line."""
-
-    row: int
-    repeat: int
-    task_id: str
-    line: bytes
-    reply: Completion | None = None  # that is there already, and has to be judged
-
-
-class Outcome(msgspec.Struct):
-    """What became of an item: a finished line, or a failure. Crosses process boundaries."""
-
-    row: int
-    repeat: int
-    line: bytes = b""
-    reward: float | None = None
-    input_tokens: int = 0
-    output_tokens: int = 0
-    without_usage: bool = False  # the server did not count the tokens, or not those of every turn
-    seconds: float = 0.0
-    stop_reason: str = ""
-    failure: FailureKind | None = None
-    message: str = ""
-    status: int | None = None
-    retry_after: float | None = None
-    reply: Completion | None = None  # of a failure, for the next attempt
-    response: bytes = b""  # of a failure: what was said until then, as JSON
-    not_sent: bool = False  # let go of by a drain before anything was asked: neither done nor failed
 
 
 def make_task(item: Item, overrides: Mapping[str, Any], *, add_seed: bool) -> Task:
@@ -75,7 +45,7 @@ def make_task(item: Item, overrides: Mapping[str, Any], *, add_seed: bool) -> Ta
         tools=params.get("tools") or [],
         params={key: value for key, value in params.items() if key not in ("input", "tools", "instructions")},
         repeat=item.repeat,
-        reply=item.reply,
+        reply=item.unjudged.reply if item.unjudged else None,
     )
 
 
@@ -120,20 +90,6 @@ def response_so_far(task: Task, episode: Episode) -> bytes:
                 response = episode.response or _response(task, msgspec.structs.replace(episode, turns=turns))
                 return encode(_with_exact_numbers(to_plain(response), response))
     return b""
-
-
-def response_of_reply(item: Item, reply: Completion) -> bytes:
-    """The same of a reply that waited to be judged, when the attempt at that told nothing."""
-    task = Task(item.task_id, row={}, messages=[], repeat=item.repeat)
-    turn = Turn(messages=[reply.message], usage=reply.usage, finish_reason=reply.finish_reason)
-    turn.prompt_token_ids, turn.token_ids, turn.logprobs = (
-        reply.prompt_token_ids,
-        reply.token_ids,
-        reply.logprobs,
-    )
-    episode = Episode([], turns=[turn], stop_reason=reply.finish_reason, model=reply.model)
-    episode.response_id = reply.id
-    return response_so_far(task, episode)
 
 
 def _with_exact_numbers(plain: Any, value: Any) -> Any:

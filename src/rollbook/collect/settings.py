@@ -81,7 +81,8 @@ class CollectSettings(msgspec.Struct, kw_only=True):
     max_failure_rate: float = 0.5
     min_samples: int = 100
     stop_after: str | None = None  # 3h50m
-    drain_for: str | None = None  # how long what is in flight may take once nothing new is started
+    drain_for: str | None = "10m"  # how long what is in flight may take once nothing new is started
+    rollout_timeout_s: float | None = None  # for one attempt at a rollout, whatever it waits for
     prices: Prices | None = None
 
     def __post_init__(self) -> None:
@@ -90,7 +91,7 @@ class CollectSettings(msgspec.Struct, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
-        for name in ("requests_per_minute", "tokens_per_minute"):
+        for name in ("requests_per_minute", "tokens_per_minute", "rollout_timeout_s"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be more than 0, not {value}; leave it out for no limit")

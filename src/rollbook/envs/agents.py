@@ -7,7 +7,7 @@ where a server is, how to log in and how long to wait do not; everything else do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -16,8 +16,6 @@ from rollbook.errors import UsageError
 from rollbook.policies.registry import build_policy, describe_policy, refuse_secrets
 from rollbook.rollouts.episode import call, play
 from rollbook.rollouts.types import Agent, Episode, Policy, Task
-
-WrapPolicy = Callable[[Policy], Policy]
 
 
 class AgentKind(Protocol):
@@ -30,7 +28,6 @@ class AgentKind(Protocol):
         *,
         max_turns: int,
         timeout_s: float | None,
-        wrap_policy: WrapPolicy | None,
     ) -> Agent: ...
 
     def tasks(self, env: Mapping[str, Any], count: int, seed: int) -> Iterator[dict[str, Any]]: ...
@@ -51,15 +48,14 @@ def build_agent(
     *,
     max_turns: int = 64,
     timeout_s: float | None = None,
-    wrap_policy: WrapPolicy | None = None,
 ) -> Agent:
-    """The agent of a config. `timeout_s` limits an episode, `wrap_policy` puts a limiter around a policy."""
+    """The agent of a config. `timeout_s` limits an episode."""
     if max_turns < 1:
         raise UsageError(f"max_turns is {max_turns}; it must be at least 1")
     refuse_secrets(env, "env")
     if isinstance(policy, Mapping):
         refuse_secrets(policy, "policy")
-    return _kind(env).build(env, policy, max_turns=max_turns, timeout_s=timeout_s, wrap_policy=wrap_policy)
+    return _kind(env).build(env, policy, max_turns=max_turns, timeout_s=timeout_s)
 
 
 def make_tasks(env: Mapping[str, Any], count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
@@ -111,7 +107,6 @@ class _Played:
         *,
         max_turns: int,
         timeout_s: float | None,
-        wrap_policy: WrapPolicy | None,
     ) -> Agent:
         source = EnvironmentSource(env)
         if policy is None:
@@ -120,8 +115,7 @@ class _Played:
                 "write policy: {kind: openai, base_url: ..., model: ...}"
             )
         built = build_policy(policy)
-        wrapped = wrap_policy(built) if wrap_policy else built
-        return EnvironmentAgent(source.open(), wrapped, max_turns=max_turns, timeout_s=timeout_s)
+        return EnvironmentAgent(source.open(), built, max_turns=max_turns, timeout_s=timeout_s)
 
     def tasks(self, env: Mapping[str, Any], count: int, seed: int) -> Iterator[dict[str, Any]]:
         return EnvironmentSource(env).tasks(count, seed)

@@ -15,7 +15,6 @@ import msgspec
 from rollbook.errors import UsageError
 from rollbook.policies.conversion import to_chat
 from rollbook.policies.http import Endpoint, check_timeouts, checked_url
-from rollbook.policies.registry import refuse_limits
 from rollbook.rollouts.episode import episode_played_elsewhere, time_limit
 from rollbook.rollouts.types import Episode, FailureKind, RolloutFailure, Task
 from rollbook.rollouts.usage import usage_from
@@ -41,10 +40,7 @@ class GymSettings(msgspec.Struct, kw_only=True):
     total_timeout_s: float | None = 3600.0
 
 
-def build(
-    env: Mapping[str, Any], policy: Any, *, max_turns: int, timeout_s: float | None, wrap_policy: Any
-) -> GymAgent:
-    refuse_limits("gym", wrap_policy)
+def build(env: Mapping[str, Any], policy: Any, *, max_turns: int, timeout_s: float | None) -> GymAgent:
     if policy is not None:
         raise UsageError("env 'gym' is an agent server with a policy of its own; leave out policy")
     gym = typed(env, GymSettings, "env")

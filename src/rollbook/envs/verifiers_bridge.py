@@ -22,7 +22,7 @@ from rollbook.errors import UsageError
 from rollbook.policies.conversion import chat_params
 from rollbook.policies.http import bearer, check_timeouts, checked_url, kind_of_status, said
 from rollbook.policies.openai import OpenAISettings
-from rollbook.policies.registry import describe_policy, refuse_limits
+from rollbook.policies.registry import describe_policy
 from rollbook.records.turns import Usage
 from rollbook.rollouts.episode import episode_played_elsewhere, time_limit
 from rollbook.rollouts.types import Episode, FailureKind, Message, RolloutFailure, Task
@@ -36,10 +36,7 @@ _CLIENT_ERRORS = {"APITimeoutError": FailureKind.TIMEOUT, "APIConnectionError": 
 ROW_KEY = "verifiers_task"  # where a row of ours holds the package's own
 
 
-def build(
-    env: Mapping[str, Any], policy: Any, *, max_turns: int, timeout_s: float | None, wrap_policy: Any
-) -> VerifiersAgent:
-    refuse_limits(env["name"], wrap_policy)
+def build(env: Mapping[str, Any], policy: Any, *, max_turns: int, timeout_s: float | None) -> VerifiersAgent:
     if policy is None:
         raise UsageError(f"env {env['name']!r} needs a policy of kind openai, whose endpoint it asks")
     if not isinstance(policy, Mapping) or policy.get("kind", "openai") != "openai":

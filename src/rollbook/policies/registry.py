@@ -74,15 +74,6 @@ def refuse_secrets(values: Mapping[str, Any], where: str) -> None:
             refuse_secrets(value, path)
 
 
-def refuse_limits(name: str, wrap_policy: Any) -> None:
-    """Refuse limits per minute where the requests are not sent by a policy of ours."""
-    if wrap_policy is not None:
-        raise UsageError(
-            f"env {name!r} sends its requests itself, so requests_per_minute and tokens_per_minute cannot "
-            "be kept; leave them out and limit num_samples_in_parallel"
-        )
-
-
 def _read(policy: Mapping[str, Any]) -> tuple[PolicyKind, Any]:
     refuse_secrets(policy, "policy")
     name = policy.get("kind", "openai")

@@ -42,7 +42,7 @@ def _of_run(root: Path, info: RunInfo | None) -> dict[str, Any]:
 
 
 def _of_rows(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    coverage = manifest.get("coverage") or {}
+    coverage, sessions = manifest.get("coverage") or {}, manifest.get("sessions")
     if not coverage:  # a collection under way
         progress = _read_json(side_file(path, "_progress.json")) or {}
         counts = {**progress, "ok": progress.get("done")}
@@ -50,7 +50,7 @@ def _of_rows(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
         "kind": "collect" if is_collection(manifest) else "data",
         "started_at": manifest.get("created_at"),
         "ended_at": manifest.get("updated_at") if coverage else None,
-        "attempts": manifest.get("sessions"),
+        "attempts": len(sessions) if isinstance(sessions, list) else sessions,
         "config": _text(manifest.get("meaning") or manifest),
         **{key: (coverage or counts).get(key) for key in ("expected", "ok", "failed", "missing")},
     }

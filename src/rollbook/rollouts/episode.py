@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from rollbook.records.identity import derive_seed
 from rollbook.records.turns import Turn
-from rollbook.rollouts.failures import NotSent, PolicyGone, error_with_place, is_cancellation
+from rollbook.rollouts.failures import PolicyGone, error_with_place, is_cancellation
 from rollbook.rollouts.types import (
     Completion,
     EnvironmentProtocol,
@@ -223,7 +223,7 @@ async def call(
         if (returns is None or not isinstance(result, returns)) and inspect.isawaitable(result):
             async with time_limit(timeout_s, lambda: _name(function)):
                 result = await result
-    except (RolloutFailure, NotSent, PolicyGone):
+    except (RolloutFailure, PolicyGone):
         raise
     except BaseException as error:
         if is_cancellation(error):

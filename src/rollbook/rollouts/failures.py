@@ -12,10 +12,6 @@ class PolicyGone(RollbookError):
     """A policy can serve nobody any more. It ends the job; trying again would only fail again."""
 
 
-class NotSent(Exception):
-    """Raised by a policy that has not sent its first request yet, when nothing new is to be started."""
-
-
 def is_cancellation(error: BaseException) -> bool:
     """Whether the error ends the task on somebody's order, and is no mistake of the code that raised it.
 

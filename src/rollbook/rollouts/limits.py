@@ -1,32 +1,27 @@
-"""How much may be under way: a number of rollouts that adapts, and budgets a minute.
+"""How much may be under way: a number of rollouts that adapts, and a budget a minute.
 
 The number of rollouts in flight grows by one for every round of successes and halves when the server pushes
 back, at most once for the requests that were already on their way (TCP's rule, for TCP's reason). Requests
-and tokens a minute are buckets that fill steadily; tokens are settled after the fact, because nobody knows
-them before: until the first answer the length of the request and the most it may be answered stand for them,
-then the usual of late. A request that names no most is alone under way until that first answer: a hundred of
-unknown size would spend many minutes' tokens at once. Where the server does not count, the length of what was
-asked and answered does.
+and tokens a minute are buckets that fill steadily. A rollout pays when it starts what rollouts used on
+average, since nobody knows what it will use, and the difference when it ends; so its later turns never wait.
+Until the first one has ended, a limit of tokens lets one at a time go: a hundred of unknown size would spend
+many minutes' tokens at once.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from rollbook.rollouts.failures import NotSent
-from rollbook.rollouts.types import Completion, FailureKind, Message, Policy, Request
+from rollbook.records.turns import Usage
+from rollbook.rollouts.types import Episode, FailureKind
 
 _PUSH_BACK = frozenset({FailureKind.RATE_LIMIT, FailureKind.SERVER_ERROR, FailureKind.TIMEOUT})
 _BURST_SECONDS = 1.0
-_LOOK_AGAIN_SECONDS = 1.0  # what answers tell meanwhile makes a wait longer or shorter
 _NO_TIME = 1e-6  # what rounding leaves of a wait that is over
 _CHARACTERS_A_TOKEN = 4
-_MOST = ("max_output_tokens", "max_tokens", "max_completion_tokens")
+_LEAST_WEIGHT = 0.1  # of the newest rollout in the average
 
 
 class Concurrency:
@@ -62,127 +57,90 @@ class Bucket:
         self._level = self._capacity
         self._at = time.monotonic()
 
-    def take(self, amount: float) -> float:
-        """Take now, and return how long to wait until it was fair to."""
+    def wait(self, amount: float) -> float:
+        """Seconds until the amount may be taken; what is more than a second's worth waits for that much."""
         now = time.monotonic()
         self._level = min(self._capacity, self._level + (now - self._at) * self._rate)
         self._at = now
+        seconds = (min(amount, self._capacity) - self._level) / self._rate
+        return seconds if seconds > _NO_TIME else 0.0
+
+    def take(self, amount: float) -> None:
         self._level -= amount
-        return 0.0 if self._level >= 0 else -self._level / self._rate
 
 
-class ThrottledPolicy:
-    """A policy that keeps to requests and tokens a minute; `params` are those it adds to every request."""
+class Spent(NamedTuple):
+    """What a rollout used."""
+
+    requests: float = 1.0
+    tokens: float = 0.0
+
+
+class Budget:
+    """Requests and tokens a minute. `spent_on` tells what a result of `run_all` used."""
 
     def __init__(
         self,
-        policy: Policy,
         requests_per_minute: float | None,
         tokens_per_minute: float | None,
-        draining: asyncio.Event | None = None,
-        params: Mapping[str, Any] | None = None,
+        spent_on: Callable[[Any], Spent],
     ) -> None:
-        self._policy = policy
-        self._params = params or {}
-        self._draining = draining or asyncio.Event()
         self._requests = Bucket(requests_per_minute) if requests_per_minute else None
         self._tokens = Bucket(tokens_per_minute) if tokens_per_minute else None
-        self._line: deque[asyncio.Event] = deque()  # a place for each who is not sent yet
-        self._answers = 0
-        self._usual_tokens = 0.0  # of one request, by what was seen
+        self._spent_on = spent_on
+        self._usual = Spent()
+        self._ended = self._in_flight = 0
 
-    async def act(self, request: Request) -> Completion:
-        async with self._turn(request):
-            guess = await self._within_budget(request)
-            if not self._has_a_size(request):
-                return await self._ask(request, guess)  # those behind wait for what it tells of theirs
-        return await self._ask(request, guess)
+    def wait(self) -> float | None:
+        """Seconds until another rollout may start; None: not before one that is in flight has ended."""
+        if self._tokens is not None and self._ended == 0 and self._in_flight > 0:
+            return None
+        pairs = zip((self._requests, self._tokens), self._usual, strict=True)
+        return max((bucket.wait(amount) for bucket, amount in pairs if bucket is not None), default=0.0)
 
-    async def close(self) -> None:
-        await self._policy.close()
+    def start(self) -> Spent:
+        """Pay for one that starts; returns what it was charged."""
+        self._in_flight += 1
+        self._pay(self._usual)
+        return self._usual
 
-    @asynccontextmanager
-    async def _turn(self, request: Request) -> AsyncIterator[None]:
-        """One after the other, in the order in which they came."""
-        place = asyncio.Event()
-        self._line.append(place)
-        try:
-            if self._line[0] is not place:
-                await self._unless_drained(place.wait(), request)
-            yield
-        finally:
-            self._line.remove(place)
-            if self._line:
-                self._line[0].set()
+    def end(self, charged: Spent, result: Any = None, failed: Episode | None = None) -> None:
+        """Settle the account of one that has ended, with a result or as far as it came."""
+        self._in_flight -= 1
+        spent = Spent()
+        if result is not None:
+            spent = self._spent_on(result)
+            self._ended += 1
+            weight = max(_LEAST_WEIGHT, 1 / self._ended)
+            pairs = zip(self._usual, spent, strict=True)
+            self._usual = Spent(*(usual + (now - usual) * weight for usual, now in pairs))
+        elif failed is not None:
+            spent = spent_on_episode(failed)
+        self._pay(Spent(spent.requests - charged.requests, spent.tokens - charged.tokens))
 
-    async def _within_budget(self, request: Request) -> float:
-        """Take a request and its tokens, wait until it was fair to, and return how many tokens."""
-        guess = self._guess(request)
-        wait = self._take(1, guess)
-        try:
-            while wait > _NO_TIME:
-                await self._unless_drained(asyncio.sleep(min(wait, _LOOK_AGAIN_SECONDS)), request)
-                before, guess = guess, self._guess(request)
-                wait = self._take(0, guess - before)
-        except BaseException:
-            self._take(-1, -guess)
-            raise
-        return guess
-
-    async def _ask(self, request: Request, guess: float) -> Completion:
-        completion = await self._policy.act(request)
-        if self._tokens is not None:
-            usage = completion.usage
-            used = usage.input_tokens + usage.output_tokens if usage else _used(request, completion)
-            self._tokens.take(used - guess)
-            self._answers += 1
-            self._usual_tokens += (used - self._usual_tokens) * max(0.1, 1 / self._answers)
-        return completion
-
-    def _take(self, requests: float, tokens: float) -> float:
-        waits = [self._requests.take(requests) if self._requests else 0.0]
-        waits.append(self._tokens.take(tokens) if self._tokens else 0.0)
-        return max(waits)
-
-    def _guess(self, request: Request) -> float:
-        """The tokens that it will use: four characters each, and as much for the answer as it may take."""
-        if self._tokens is None:
-            return 0.0
-        return self._usual_tokens if self._answers else _by_length(request.messages) + self._most(request)
-
-    def _has_a_size(self, request: Request) -> bool:
-        return self._tokens is None or self._answers > 0 or self._most(request) > 0
-
-    def _most(self, request: Request) -> float:
-        """The tokens that the answer may take, 0 if nobody said."""
-        named = [params.get(name) for params in (request.params, self._params) for name in _MOST]
-        return next((most for most in named if isinstance(most, int | float)), 0)
-
-    async def _unless_drained(self, event: Coroutine[Any, Any, object], request: Request) -> None:
-        """A minute's budget may keep hundreds waiting for minutes; a drain does not wait for them."""
-        if request.turn > 0:
-            await event  # an episode under way may finish
-            return
-        waits = [asyncio.ensure_future(event), asyncio.ensure_future(self._draining.wait())]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        if self._draining.is_set():
-            raise NotSent
+    def _pay(self, spent: Spent) -> None:
+        for bucket, amount in zip((self._requests, self._tokens), spent, strict=True):
+            if bucket is not None:
+                bucket.take(amount)
 
 
-def _used(request: Request, completion: Completion) -> float:
-    """By what the server sent, if not usage."""
-    sampled = completion.token_ids or completion.logprobs
-    said = len(sampled) if sampled else _by_length([completion.message])
-    return _by_length(request.messages) + said
+def spent_on_episode(episode: Episode) -> Spent:
+    """One request a turn, and the tokens; where nobody counted them, by the length of what was said."""
+    requests = max(1.0, len(episode.turns))
+    if (usage := episode.usage) is not None:
+        return Spent(requests, float(usage.input_tokens + usage.output_tokens))
+    tokens, so_far = 0.0, _length(episode.prompt)
+    for turn in episode.turns:
+        counted = turn.usage or Usage()
+        sampled = turn.token_ids or turn.logprobs
+        said = len(sampled) if sampled else _length(turn.messages[:1])
+        tokens += counted.input_tokens + counted.output_tokens or so_far + said
+        so_far += _length(turn.messages)
+    return Spent(requests, tokens)
 
 
-def _by_length(messages: Sequence[Message]) -> float:
+def _length(messages: list[dict[str, Any]]) -> float:
+    """Tokens, roughly."""
     written = ("content", "reasoning_content", "tool_calls")
-    return (
-        sum(len(str(message.get(name) or "")) for message in messages for name in written)
-        / _CHARACTERS_A_TOKEN
-    )
+    texts = (str(message.get(name) or "") for message in messages for name in written)
+    return sum(map(len, texts)) / _CHARACTERS_A_TOKEN

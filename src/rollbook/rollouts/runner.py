@@ -28,8 +28,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from rollbook.errors import RollbookError
 from rollbook.rollouts.episode import time_limit
-from rollbook.rollouts.failures import NotSent, error_with_place
-from rollbook.rollouts.limits import Concurrency
+from rollbook.rollouts.failures import error_with_place
+from rollbook.rollouts.limits import Budget, Concurrency, Spent
 from rollbook.rollouts.retry import Attempts, RetrySettings
 from rollbook.rollouts.types import FailureKind, RolloutFailure
 
@@ -84,25 +84,27 @@ def run_all(
     work: Callable[[I], Awaitable[T]],
     *,
     concurrency: int | Concurrency = 128,
+    budget: Budget | None = None,
     retry: RetrySettings | None = None,
     stop: Stop | None = None,
     timeout_s: float | None = None,
     abandon_after_s: float | None = None,
 ) -> Runner[I, T]:
-    """`timeout_s` limits one attempt, whatever `work` waits for; see the module for the rest."""
+    """`timeout_s` limits one attempt, whatever `work` waits for; `budget` says when the next may start."""
     if isinstance(concurrency, int):
         concurrency = Concurrency(concurrency, adaptive=False)
     retry, stop = retry or RetrySettings(), stop or Stop()
-    return Runner(items, work, concurrency, retry, stop, timeout_s, abandon_after_s)
+    return Runner(items, work, concurrency, budget, retry, stop, timeout_s, abandon_after_s)
 
 
 class _Flight(Generic[I, T]):
     """One attempt at an item."""
 
-    __slots__ = ("attempts", "error", "failure", "item", "result", "seconds", "started")
+    __slots__ = ("attempts", "charged", "error", "failure", "item", "result", "seconds", "started")
 
     def __init__(self, item: I, attempts: Attempts) -> None:
         self.item, self.attempts = item, attempts
+        self.charged = Spent()
         self.started, self.seconds = time.monotonic(), 0.0
         self.result: list[T] = []
         self.failure: RolloutFailure | None = None
@@ -117,13 +119,14 @@ class Runner(Generic[I, T]):
         items: Iterable[I],
         work: Callable[[I], Awaitable[T]],
         concurrency: Concurrency,
+        budget: Budget | None,
         retry: RetrySettings,
         stop: Stop,
         timeout_s: float | None,
         abandon_after_s: float | None,
     ) -> None:
         self._items, self._work = iter(items), work
-        self._concurrency, self._retry, self._stop = concurrency, retry, stop
+        self._concurrency, self._budget, self._retry, self._stop = concurrency, budget, retry, stop
         self._timeout_s, self._abandon_after_s = timeout_s, abandon_after_s
         self._chance = random.Random()
         self._waiting: list[tuple[float, int, I, Attempts]] = []  # until when, tie-breaker
@@ -133,6 +136,8 @@ class Runner(Generic[I, T]):
         self._exhausted = self._ending = False
         self._order = 0
         self._abandon_at: float | None = None
+        self._next_flight: _Flight[I, T] | None = None  # that the budget does not allow yet
+        self._start_at: float | None = None  # when it does
         self._events = self._run()
 
     @property
@@ -167,8 +172,7 @@ class Runner(Generic[I, T]):
         try:
             while True:
                 self._wake.clear()
-                self._fill()
-                while self._landed:
+                while self._landed:  # before anything new begins: the caller may want to stop
                     flight = self._landed.popleft()
                     if flight.error is not None:
                         raise flight.error
@@ -181,6 +185,7 @@ class Runner(Generic[I, T]):
                         self._concurrency.succeeded()
                         yield Done(flight.item, flight.result[0], flight.seconds, flight.attempts)
                     self._fill()
+                self._fill()
                 if self._is_over():
                     return
                 await self._sleep()
@@ -190,7 +195,7 @@ class Runner(Generic[I, T]):
 
     def _is_over(self) -> bool:
         if self._stop.reason is None:
-            return not self._flying and self._exhausted and not self._waiting
+            return self._exhausted and not (self._flying or self._waiting or self._next_flight)
         if self._abandon_at is None and self._abandon_after_s is not None:
             self._abandon_at = time.monotonic() + self._abandon_after_s
         if self._flying and self._abandon_at is not None and self._abandon_at <= time.monotonic():
@@ -200,10 +205,17 @@ class Runner(Generic[I, T]):
 
     def _fill(self) -> None:
         loop = asyncio.get_running_loop()
+        self._start_at = None
         while len(self._flying) < self._concurrency.limit and self._stop.reason is None:
-            flight = self._next()
+            self._next_flight = flight = self._next_flight or self._next()
             if flight is None:
                 return
+            if self._budget is not None:
+                if (wait := self._budget.wait()) != 0.0:
+                    self._start_at = None if wait is None else time.monotonic() + wait
+                    return
+                flight.charged = self._budget.start()
+            self._next_flight = None
             task = loop.create_task(self._attempt(flight))
             self._flying[task] = flight
             task.add_done_callback(self._land)
@@ -226,8 +238,6 @@ class Runner(Generic[I, T]):
                 flight.result.append(await self._work(flight.item))
         except RolloutFailure as failure:
             flight.failure = failure
-        except NotSent:
-            pass  # neither done nor failed
         except RollbookError as error:
             flight.error = error
         except BaseException as error:
@@ -241,6 +251,9 @@ class Runner(Generic[I, T]):
     def _land(self, task: asyncio.Task[None]) -> None:
         flight = self._flying.pop(task)
         flight.seconds = time.monotonic() - flight.started
+        if self._budget is not None:
+            episode = flight.failure.episode if flight.failure else None
+            self._budget.end(flight.charged, next(iter(flight.result), None), episode)
         if not self._ending:
             self._landed.append(flight)
         with suppress(asyncio.CancelledError):
@@ -265,9 +278,10 @@ class Runner(Generic[I, T]):
             heapq.heappush(self._waiting, (due, self._order, retry.item, retry.attempts))
 
     async def _sleep(self) -> None:
-        """Until something lands or is asked, the next retry is due, or the patience ends."""
-        dues = [self._abandon_at]
-        if self._waiting and self._stop.reason is None and len(self._flying) < self._concurrency.limit:
+        """Until something lands or is asked, the next one is due, or the patience ends."""
+        dues = [self._abandon_at, self._start_at]
+        has_room = len(self._flying) < self._concurrency.limit and self._next_flight is None
+        if self._waiting and self._stop.reason is None and has_room:
             dues.append(self._waiting[0][0])
         due = min((due for due in dues if due is not None), default=None)
         timer = None

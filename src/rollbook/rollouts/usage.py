@@ -7,7 +7,7 @@ from typing import Any
 
 from rollbook.records.turns import Turn, Usage
 
-MOST_TOKENS = 0x7FFFFFFF  # that a server may claim: more would not fit the journal of a collection
+MOST_TOKENS = 0x7FFFFFFF  # that a server may claim
 
 
 def usage_from(

@@ -29,12 +29,11 @@ from collecting import (
     start,
     write_rows,
 )
+from rollbook.collect import workers
+from rollbook.collect.items import Answer, Item, decode_answer, encode_item
 from rollbook.collect.progress import read_progress
 from rollbook.collect.ray_engine import RolloutActor
-from rollbook.collect.rows import Item, Outcome
 from rollbook.collect.settings import CollectSettings, encode_settings
-from rollbook.collect.wire import decode_outcomes, encode
-from rollbook.collect.worker_pool import WorkerPool
 from rollbook.errors import RollbookError, UsageError
 from rollbook.rollouts.types import FailureKind
 from supervision import is_alive
@@ -114,6 +113,21 @@ def test_a_worker_that_leaves_a_process_behind_is_missed_when_it_dies(tmp_path: 
     assert progress.failures["worker_lost"] >= 1
 
 
+def test_a_worker_that_hangs_before_it_begins_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    small_input(tmp_path, 6)
+    policy = script(tmp_path, "return '2'")
+    first = tmp_path / "first"
+    with (tmp_path / "script.py").open("a") as file:
+        file.write(
+            "\nimport contextlib, sys\n"
+            "if 'worker' in sys.argv[0]:\n"
+            f"    with contextlib.suppress(FileExistsError):\n        os.mkdir({str(first)!r})\n"
+            "        time.sleep(3600)\n"
+        )
+    config(tmp_path, policy)
+    assert run(tmp_path, "workers=2", "stop_after=1h").done == 6
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
 def test_workers_do_not_outlive_a_collector_that_was_killed_while_they_hang(tmp_path: Path) -> None:
     small_input(tmp_path, 2)
@@ -134,7 +148,7 @@ def test_workers_do_not_outlive_a_collector_that_was_killed_while_they_hang(tmp_
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
 def test_a_worker_whose_collector_was_gone_before_it_began_ends_at_once() -> None:
-    gone = [sys.executable, "-m", "rollbook.collect.worker", str(os.getppid())]
+    gone = [sys.executable, "-m", "rollbook.collect.worker_main", str(os.getppid())]
     ended = subprocess.run(
         gone, stdin=subprocess.PIPE, capture_output=True, text=True, check=False, timeout=60
     )
@@ -191,21 +205,18 @@ def test_whatever_an_environment_raises_is_the_failure_of_its_row(workers: int, 
     assert_exactly_once(tmp_path / "out.jsonl", {"t0#0", "t5#0", "t6#0"})
 
 
-def test_an_actor_has_an_outcome_for_every_item(tmp_path: Path) -> None:
+def test_an_actor_has_an_answer_for_every_item(tmp_path: Path) -> None:
     faulty(tmp_path)
     items = [Item(n, 0, f"t{n}", orjson.dumps(row(f"t{n}"))) for n in range(7)]
 
-    async def play() -> list[Outcome]:
+    async def play() -> list[Answer]:
         actor = RolloutActor()
-        await actor.prepare(encode_settings(settings(tmp_path)), str(Path.cwd()), {})
-        await actor.begin(encode(items))
-        outcomes: list[Outcome] = []
-        while len(outcomes) < len(items):
-            outcomes += decode_outcomes(await asyncio.wait_for(actor.finished(), 60))
+        await actor.begin(encode_settings(settings(tmp_path)), str(Path.cwd()), {})
+        answers = [decode_answer(await actor.run(encode_item(item))) for item in items]
         await actor.close()
-        return outcomes
+        return answers
 
-    kinds = {outcome.row: outcome.failure for outcome in asyncio.run(play())}
+    kinds = {answer.row: answer.failure and answer.failure.kind for answer in asyncio.run(play())}
     assert kinds == {n: FailureKind.ENVIRONMENT if n in range(1, 5) else None for n in range(7)}
 
 
@@ -239,13 +250,13 @@ def test_no_more_workers_than_there_is_to_do(tmp_path: Path, monkeypatch: pytest
     small_input(tmp_path, 3)
     config(tmp_path)
     started: list[int] = []
-    begin = WorkerPool.__init__
+    start = workers.worker_processes
 
-    def counted(pool: WorkerPool, chosen: CollectSettings) -> None:
+    def counted(chosen: CollectSettings) -> workers.WorkerGroup:
         started.append(chosen.workers)
-        begin(pool, chosen)
+        return start(chosen)
 
-    monkeypatch.setattr(WorkerPool, "__init__", counted)
+    monkeypatch.setattr(workers, "worker_processes", counted)
     run(tmp_path, "workers=8", "limit=2")
     run(tmp_path, "workers=8")
     assert started == [2, 1]

@@ -1,0 +1,26 @@
+"""The files of a collection: all of them stand beside the output and begin with its stem."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class CollectionFiles:
+    def __init__(self, output: Path, given: Path | None = None) -> None:
+        """`given` is the input; without one the environment makes tasks, which stand beside the output."""
+        self.shown = output  # as it was typed, for people
+        self.output = output.absolute()  # an environment may go to another directory
+        self.failures = self._beside("_failures.jsonl")
+        self.manifest = self._beside("_manifest.json")
+        self.progress = self._beside("_progress.json")
+        self.tasks = self._beside("_tasks.jsonl")
+        self.journal = self._beside("_journal.bin")  # of earlier versions
+        self.shown_input = given or output.with_name(self.tasks.name)
+        self.input = self.shown_input.absolute()
+
+    @property
+    def have_results(self) -> bool:
+        return self.output.exists() and self.output.stat().st_size > 0
+
+    def _beside(self, ending: str) -> Path:
+        return self.output.with_name(f"{self.output.stem}{ending}")

@@ -132,6 +132,21 @@ def test_so_are_episodes_of_several_turns_with_tools(setup: Path, tmp_path: Path
     all_is_equal(tmp_path / "run", has_tokens=True)
 
 
+def test_so_are_episodes_that_ran_out_of_room_between_two_replies(setup: Path, tmp_path: Path) -> None:
+    changes = write_tool_setup(tmp_path / "tools")
+    look = tmp_path / "tools" / "look.py"
+    look.write_text(look.read_text().replace('"ab"', '"ab" * 20'))  # no room for a reply after that
+    changes["sampler"] = {"max_tokens": 24, "max_length": 48}
+    run = made(setup, tmp_path / "run", truncated="drop", trainer=EXPORT, **changes)
+    cut = [
+        one
+        for one in rollbook.open_run(run).transcripts(split="train")
+        if one.stop_reason == "length" and one.turns and one.turns[-1]["finish_reason"] != "length"
+    ]
+    assert cut
+    all_is_equal(run, has_tokens=True)
+
+
 def test_so_are_trajectories_of_several_rows(setup: Path, tmp_path: Path) -> None:
     """The template cannot be continued after a tool has answered, so every turn is a row of its own."""
     changes = write_tool_setup(tmp_path / "tools")

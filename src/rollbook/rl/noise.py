@@ -19,6 +19,7 @@ from rollbook.train.batch import Batch, Example
 from rollbook.train.losses import Loss
 
 NOISE_FLOOR_EVERY = 10  # iterations
+_GRADIENT_ROWS = 4  # a gradient takes its time, and rounding is the same in all of them
 
 
 class Measured(NamedTuple):
@@ -35,20 +36,9 @@ def measure_noise(trainer: Trainer, loss: Loss, examples: Sequence[Example]) -> 
     if len(some) < 2:
         return NOTHING
     trainer.model.use_dropout(False)
-    (together,) = trainer.model.batches(some, trainer.micro_batch_tokens)
-    by_key = {example.key: example for example in some}
-    apart = [trainer.model.batches([by_key[key]], trainer.micro_batch_tokens)[0] for key in together.keys]
-    try:
-        one_N = _backward(trainer, loss, [together], together.trained_tokens)
-        whole = float(trainer.optimizer.gradient_norm())
-        # With the sign turned: what is left is the difference, and no second gradient is held.
-        other_N = _backward(trainer, loss, apart, -together.trained_tokens)
-        left = float(trainer.optimizer.gradient_norm())
-    finally:
-        trainer.optimizer.zero_grad()
+    one_N, other_N = (_logprobs(trainer, batches) for batches in _two_shapes(trainer, some))
     d_N = one_N - other_N
-    largest = float(d_N.abs().max())
-    ratio_N = d_N.exp()
+    ratio_N, largest = d_N.exp(), float(d_N.abs().max())
     metrics = {
         "noise_floor/k3": float((torch.expm1(-d_N) + d_N).mean()),
         "noise_floor/max": largest,
@@ -58,7 +48,7 @@ def measure_noise(trainer: Trainer, loss: Loss, examples: Sequence[Example]) -> 
     last_digit = torch.finfo(trainer.model.head_dtype).eps
     noise = Noise(
         logprob=max(largest, last_digit * float(one_N.abs().max())),
-        gradient=max(left / whole if whole else 0.0, last_digit),
+        gradient=max(_of_gradient(trainer, loss, some[:_GRADIENT_ROWS]), last_digit),
     )
     is_finite = math.isfinite(noise.logprob) and math.isfinite(noise.gradient)
     return Measured(metrics, noise if is_finite else None)
@@ -73,10 +63,31 @@ def _of_one_batch(examples: Sequence[Example], most_tokens: int) -> list[Example
     return some
 
 
-def _backward(trainer: Trainer, loss: Loss, batches: Sequence[Batch], weight: float) -> Tensor:
-    """Adds their gradients to those that are there; returns the log-probabilities."""
-    found = []
-    for batch in batches:
-        outputs, _ = trainer.engine.add_gradient(batch.to(trainer.processes.device), loss, weight)
-        found.append(outputs.logprob_N.detach().double())
-    return torch.cat(found)
+def _two_shapes(trainer: Trainer, examples: list[Example]) -> tuple[list[Batch], list[Batch]]:
+    """All of them in one batch, and each in one of its own, in the same order."""
+    model, most_tokens, device = trainer.model, trainer.micro_batch_tokens, trainer.processes.device
+    (together,) = model.batches(examples, most_tokens)
+    by_key = {example.key: example for example in examples}
+    apart = [model.batches([by_key[key]], most_tokens)[0] for key in together.keys]
+    return [together.to(device)], [batch.to(device) for batch in apart]
+
+
+@torch.no_grad()
+def _logprobs(trainer: Trainer, batches: Sequence[Batch]) -> Tensor:
+    return torch.cat([trainer.model.outputs(batch).logprob_N for batch in batches]).double()
+
+
+def _of_gradient(trainer: Trainer, loss: Loss, examples: list[Example]) -> float:
+    """The norm of the difference of two gradients, as a part of the gradient's."""
+    together, apart = _two_shapes(trainer, examples)
+    weight = float(together[0].trained_tokens)
+    try:
+        for batch in together:
+            trainer.engine.add_gradient(batch, loss, weight)
+        whole = float(trainer.optimizer.gradient_norm())
+        for batch in apart:  # with the sign turned: what is left is the difference
+            trainer.engine.add_gradient(batch, loss, -weight)
+        left = float(trainer.optimizer.gradient_norm())
+    finally:
+        trainer.optimizer.zero_grad()
+    return left / whole if whole else 0.0

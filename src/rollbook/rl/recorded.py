@@ -170,8 +170,12 @@ def read_groups(
             turns = _turns(run.path(i, Artifact.TRANSCRIPTS), transcript, vocabulary)
             _compare_rollout(summary, transcript, turns, found, Place(*key))
             if transcript.status is Status.OK:
-                final = summary.final_reward or 0.0
-                episodes[key] = Episode(prompt=[], turns=turns, final_reward=final)
+                episodes[key] = Episode(
+                    prompt=[],
+                    turns=turns,
+                    stop_reason=transcript.stop_reason or "stop",
+                    final_reward=summary.final_reward or 0.0,
+                )
     return _grouped(episodes)
 
 
@@ -199,7 +203,7 @@ def _compare_rollout(
     summary: RolloutSummary, transcript: Transcript, turns: list[Turn], found: Findings, place: Place
 ) -> None:
     """Two files tell of each rollout; the transcript is what is replayed."""
-    for name in ("task_id", "task_digest", "status"):
+    for name in ("task_id", "task_digest", "status", "stop_reason"):
         recorded, replayed = getattr(summary, name), getattr(transcript, name)
         found.compare(Stage.ROLLOUTS, f"{name} in summary and transcript", recorded, replayed, place)
     lengths = [step.ac_len for step in summary.steps]

@@ -75,7 +75,7 @@ assert not heavy, heavy
         "import rollbook.query.session",
         "import rollbook.cli.main, rollbook.cli.status, rollbook.cli.history, rollbook.cli.query",
         "import rollbook.runs.run, rollbook.recorder",
-        "import rollbook.collect.collector, rollbook.data.merge",
+        "import rollbook.collect.settings, rollbook.data.merge",
         "import rollbook.records.tokens, rollbook.records.token_places",
     ],
 )

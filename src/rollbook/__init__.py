@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rollbook.errors import RollbookError
     from rollbook.records import logtree
     from rollbook.records.rollouts import Step, Trajectory
-    from rollbook.rl.replay import replay
+    from rollbook.rl.replay.replay import replay
     from rollbook.runs.reader import RunReader, open_run
     from rollbook.runs.run import Run
 
@@ -53,7 +53,7 @@ _HOMES = {
     "Step": "rollbook.records.rollouts",
     "Trajectory": "rollbook.records.rollouts",
     "open_run": "rollbook.runs.reader",
-    "replay": "rollbook.rl.replay",
+    "replay": "rollbook.rl.replay.replay",
 }
 
 

@@ -16,10 +16,10 @@ from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, directory_or_run, 
 from rollbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from rollbook.rl.compare import Promise
-    from rollbook.rl.findings import StageFound
-    from rollbook.rl.replayer import Replayed
-    from rollbook.rl.what_if import Side
+    from rollbook.rl.replay.compare import Promise
+    from rollbook.rl.replay.findings import StageFound
+    from rollbook.rl.replay.replayer import Replayed
+    from rollbook.rl.replay.what_if import Side
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -98,8 +98,8 @@ def _only(span: range | None) -> int | None:
 
 
 def _replay(path: Path, span: range | None, model: Path | None, as_json: bool) -> None:
-    from rollbook.rl.findings import Verdict
-    from rollbook.rl.replay import replay
+    from rollbook.rl.replay.findings import Verdict
+    from rollbook.rl.replay.replay import replay
 
     where = sys.stderr if as_json else sys.stdout
     found = replay(path, span, model=model, tell=lambda one: print(_line(one), file=where, flush=True))
@@ -147,7 +147,7 @@ def _promised(promise: Promise) -> str:
 
 
 def _what_if(path: Path, iteration: int | None, words: list[str], model: Path | None, as_json: bool) -> None:
-    from rollbook.rl.what_if import what_if
+    from rollbook.rl.replay.what_if import what_if
 
     found = what_if(path, iteration, *words, model=model)
     if as_json:
@@ -170,7 +170,7 @@ def _cell(side: Side, name: str) -> str:
 def _cut(
     path: Path, iteration: int | None, bundle: Path, micro_batch: int, model: Path | None, as_json: bool
 ) -> None:
-    from rollbook.rl.cut import cut_bundle
+    from rollbook.rl.replay.cut import cut_bundle
 
     cut = cut_bundle(path, iteration, bundle, micro_batch=micro_batch, model=model)
     if as_json:

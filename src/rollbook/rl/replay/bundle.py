@@ -33,7 +33,7 @@ from rollbook.records.archive import unpack
 from rollbook.records.complete import COMPLETE, problem, read_mark
 from rollbook.records.iterations import TrainRow
 from rollbook.records.token_places import exported_steps
-from rollbook.rl.recorded import RecordedRun
+from rollbook.rl.replay.recorded import RecordedRun
 from rollbook.train.losses import Loss
 
 BUNDLE, BASE = "bundle.json", "base"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rollbook.errors import RollbookError, UsageError
-from rollbook.rl.recorded import Origin, RecordedRun
-from rollbook.rl.replayer import OtherWeightsError, Replayer
+from rollbook.rl.replay.recorded import Origin, RecordedRun
+from rollbook.rl.replay.replayer import OtherWeightsError, Replayer
 
 
 def origin_of(run: RecordedRun, i: int) -> Origin:

@@ -14,11 +14,11 @@ import msgspec
 from rollbook.errors import BadFileError, UsageError
 from rollbook.records.complete import complete_directory, problem
 from rollbook.records.iterations import IterationRecord
-from rollbook.rl.compare import DIGESTS_ARE_EXACT, Promise, compare_records, slack_of
-from rollbook.rl.findings import Difference, Findings, Stage, StageFound, Verdict
 from rollbook.rl.opening import Start, Trainer, open_trainer
-from rollbook.rl.recorded import Origin, RecordedRun, read_groups
-from rollbook.rl.seen_tokens import SeenTokens, compare_tokens
+from rollbook.rl.replay.compare import DIGESTS_ARE_EXACT, Promise, compare_records, slack_of
+from rollbook.rl.replay.findings import Difference, Findings, Stage, StageFound, Verdict
+from rollbook.rl.replay.recorded import Origin, RecordedRun, read_groups
+from rollbook.rl.replay.seen_tokens import SeenTokens, compare_tokens
 from rollbook.rl.settings import RlSettings
 from rollbook.rl.steps import assemble, take_steps, trained_record
 from rollbook.train.processes import Processes

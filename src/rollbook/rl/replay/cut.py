@@ -29,14 +29,14 @@ from rollbook.records.record import decode_line
 from rollbook.records.run_info import RunInfo, versions, write_run_info
 from rollbook.records.token_files import RunIdentity
 from rollbook.records.token_settings import TokenExportSettings, TrainerSettings
-from rollbook.rl.bundle import BASE, BUNDLE, MOST_BYTES, Bundle, open_recorded
-from rollbook.rl.findings import Findings
 from rollbook.rl.noise import measure_noise
 from rollbook.rl.opening import Trainer
-from rollbook.rl.reach import only_iteration, stand_before
-from rollbook.rl.recorded import READ, RecordedRun, read_groups
-from rollbook.rl.replay import replay, undisturbed
-from rollbook.rl.replayer import keep_weights, open_weights, vocabulary_of
+from rollbook.rl.replay.bundle import BASE, BUNDLE, MOST_BYTES, Bundle, open_recorded
+from rollbook.rl.replay.findings import Findings
+from rollbook.rl.replay.reach import only_iteration, stand_before
+from rollbook.rl.replay.recorded import READ, RecordedRun, read_groups
+from rollbook.rl.replay.replay import replay, undisturbed
+from rollbook.rl.replay.replayer import keep_weights, open_weights, vocabulary_of
 from rollbook.rl.settings import EnvironmentSettings, RlSettings
 from rollbook.rl.steps import assemble, take_steps, trained_record
 from rollbook.train.export import NoTokenExport, open_export

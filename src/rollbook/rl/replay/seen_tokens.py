@@ -13,8 +13,8 @@ from rollbook.records.layout import TRAIN
 from rollbook.records.token_places import exported_sequences
 from rollbook.records.token_writers import Array
 from rollbook.records.tokens import TokenSequence
-from rollbook.rl.findings import Findings, Place, Stage
-from rollbook.rl.recorded import RecordedRun
+from rollbook.rl.replay.findings import Findings, Place, Stage
+from rollbook.rl.replay.recorded import RecordedRun
 from rollbook.train.batch import Batch, ExampleKey
 from rollbook.train.engine import Seen
 from rollbook.train.export import NoTokenExport, quantities

@@ -22,8 +22,8 @@ from rollbook.records.record import decode_record, read_records
 from rollbook.records.rollouts import RolloutSummary, Status, Trajectory
 from rollbook.records.transcripts import Transcript
 from rollbook.records.turns import Turn
-from rollbook.rl.findings import Findings, Place, Stage
 from rollbook.rl.groups import Group
+from rollbook.rl.replay.findings import Findings, Place, Stage
 from rollbook.rl.settings import RlSettings, load_settings
 from rollbook.rollouts.types import Episode
 from rollbook.runs.reader import open_run

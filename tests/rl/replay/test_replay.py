@@ -21,10 +21,10 @@ from helpers.rl_runs import config_of, settings_of, write_setup, write_tool_setu
 from helpers.trainer import run_several
 from rollbook.errors import BadFileError, RollbookError, UsageError
 from rollbook.records.iterations import Fate
-from rollbook.rl.findings import Difference, Stage, Verdict
-from rollbook.rl.replay import Replay, replay
+from rollbook.rl.replay.findings import Difference, Stage, Verdict
+from rollbook.rl.replay.replay import Replay, replay
+from rollbook.rl.replay.what_if import what_if
 from rollbook.rl.train import train
-from rollbook.rl.what_if import what_if
 from rollbook.tiny import CHAT_TEMPLATE
 from rollbook.train.losses import ImportanceSampling
 from rollbook.train.machine import describe_machine
@@ -397,7 +397,7 @@ def test_adapters_need_the_model_below_them(setup: Path, tmp_path: Path) -> None
 def test_elsewhere_a_tolerance_is_promised(run: Path, tmp_path: Path) -> None:
     """Other kernels of the same library add up in another order, as another processor does."""
     code = (
-        "import sys, torch; from rollbook.rl.replay import replay; found = replay(sys.argv[1]);"
+        "import sys, torch; from rollbook.rl.replay.replay import replay; found = replay(sys.argv[1]);"
         "promise = found.iterations[-1].promise;"
         "print(torch.backends.cpu.get_cpu_capability(), found.verdict, promise.bits, found.first)"
     )

@@ -19,14 +19,14 @@ import torch
 
 from rollbook.errors import UsageError
 from rollbook.records.iterations import Fate, IterationRecord
-from rollbook.rl.bundle import open_recorded
-from rollbook.rl.findings import Findings
 from rollbook.rl.groups import Group
 from rollbook.rl.opening import Trainer
-from rollbook.rl.reach import only_iteration, stand_before
-from rollbook.rl.recorded import RecordedRun, read_groups
-from rollbook.rl.replay import undisturbed
-from rollbook.rl.replayer import keep_weights, open_weights, vocabulary_of
+from rollbook.rl.replay.bundle import open_recorded
+from rollbook.rl.replay.findings import Findings
+from rollbook.rl.replay.reach import only_iteration, stand_before
+from rollbook.rl.replay.recorded import RecordedRun, read_groups
+from rollbook.rl.replay.replay import undisturbed
+from rollbook.rl.replay.replayer import keep_weights, open_weights, vocabulary_of
 from rollbook.rl.settings import RlSettings, load_settings
 from rollbook.rl.steps import assemble, rate_of, take_steps
 from rollbook.runs.settings import merge, parse_words

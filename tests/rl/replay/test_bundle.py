@@ -19,13 +19,13 @@ from helpers.rl_runs import settings_of, write_setup, write_tool_setup
 from rollbook.errors import BadFileError, RollbookError, UsageError
 from rollbook.records.complete import COMPLETE, CompleteMark, file_facts
 from rollbook.records.iterations import read_iterations
-from rollbook.rl import bundle as bundles
-from rollbook.rl import cut
-from rollbook.rl.cut import cut_bundle
-from rollbook.rl.findings import Stage, Verdict
-from rollbook.rl.replay import replay
+from rollbook.rl.replay import bundle as bundles
+from rollbook.rl.replay import cut
+from rollbook.rl.replay.cut import cut_bundle
+from rollbook.rl.replay.findings import Stage, Verdict
+from rollbook.rl.replay.replay import replay
+from rollbook.rl.replay.what_if import what_if
 from rollbook.rl.train import train
-from rollbook.rl.what_if import what_if
 
 CHECKPOINT = "checkpoints/000001/"
 EXPORT = {"experimental": {"token_export": {}}}

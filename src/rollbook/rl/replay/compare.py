@@ -8,8 +8,8 @@ from typing import NamedTuple
 import msgspec
 
 from rollbook.records.iterations import ExampleDigest, IterationRecord, Noise, TrainRow, TrainStep
-from rollbook.rl.findings import Findings, Place, Stage
-from rollbook.rl.seen_tokens import Row, SeenTokens
+from rollbook.rl.replay.findings import Findings, Place, Stage
+from rollbook.rl.replay.seen_tokens import Row, SeenTokens
 
 # A tolerance is so many times what the run measured: that was one other order of sums, and there are more.
 _TIMES = 10

@@ -18,11 +18,11 @@ import msgspec
 import torch
 
 from rollbook.errors import UsageError
-from rollbook.rl.bundle import open_recorded
-from rollbook.rl.findings import Difference, Verdict
-from rollbook.rl.reach import check_way, open_replayer, origin_of
-from rollbook.rl.recorded import RecordedRun
-from rollbook.rl.replayer import Replayed, Replayer
+from rollbook.rl.replay.bundle import open_recorded
+from rollbook.rl.replay.findings import Difference, Verdict
+from rollbook.rl.replay.reach import check_way, open_replayer, origin_of
+from rollbook.rl.replay.recorded import RecordedRun
+from rollbook.rl.replay.replayer import Replayed, Replayer
 from rollbook.runs.random_state import capture_random_state, restore_random_state
 from rollbook.train.losses import Loss
 

@@ -1,0 +1,1 @@
+"""Replay: recorded steps taken once more, and compared with the record."""

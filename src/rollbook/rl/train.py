@@ -21,7 +21,7 @@ from rollbook.rl import metrics
 from rollbook.rl.noise import NOISE_FLOOR_EVERY, NOTHING, measure_noise
 from rollbook.rl.opening import Job, Log, open_export_of, open_job, open_trainer, settle
 from rollbook.rl.player import GroupPlan, Played, Waiting
-from rollbook.rl.saving import save
+from rollbook.rl.saving import rotate, save
 from rollbook.rl.schedule import Schedule, is_evaluated
 from rollbook.rl.settings import EvalSettings, RlSettings
 from rollbook.rl.steps import (
@@ -223,6 +223,7 @@ def train(settings: RlSettings, *, resume: bool | str = False, log: Log = print)
 
 def run_iterations(job: Job) -> RlResult:
     settings, run, processes = job.settings, job.run, job.trainer.processes
+    rotate(job)  # which a kill may have cut short
     weights = weights_digest(job.trainer.model)
     for i in range(run.next_iteration, settings.iterations):
         weights = run_iteration(job, i, weights)

@@ -17,6 +17,7 @@ from rollbook.records.checkpoints import CheckpointRecord, is_complete, newest_c
 from rollbook.records.config import read_config
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.layout import RunFiles
+from rollbook.records.run_info import read_run_info
 from rollbook.records.token_files import RunIdentity, export_files
 from rollbook.rl.console import Console
 from rollbook.rl.player import Player
@@ -53,8 +54,9 @@ class Start(NamedTuple):
 
     settings: RlSettings
     resume: bool | str
-    record: CheckpointRecord | None
-    checkpoint: Path | None
+    record: CheckpointRecord | None = None
+    checkpoint: Path | None = None
+    is_complete: bool = False  # nothing is left to be done
 
 
 class Trainer(NamedTuple):
@@ -100,12 +102,14 @@ def settle(settings: RlSettings, resume: bool | str) -> Start:
     """Settings with what the run's first process decided, and where it continues. Changes no file."""
     files = RunFiles(Path(settings.log_path).expanduser().absolute())
     if resume == START_OVER or not files.run.exists():
-        return Start(settings, resume, None, None)
+        return Start(settings, resume)
     if not resume:
         raise UsageError(
             f"{settings.log_path} already holds a run; --resume continues it, --overwrite starts over and "
             "keeps the old files under superseded/. Or choose another log_path"
         )
+    if not files.config.exists():  # killed before it had one, so before it did anything else
+        return Start(settings, resume)
     before = read_config(files.config)
     if found := differences(before, settings):
         raise UsageError(
@@ -121,13 +125,27 @@ def settle(settings: RlSettings, resume: bool | str) -> Start:
             raise UsageError(f"{files.checkpoints}: no complete checkpoint {resume!r}")
     newest = newest_complete(stored, files.root)
     record = newest.record if newest else None
-    if record is not None and record.batch is not None and settings.iterations < record.batch:
+    done = (record and record.batch) or 0
+    if settings.iterations < done:
         raise UsageError(
-            f"{settings.log_path} has done {record.batch} iterations; iterations: {settings.iterations} "
-            f"would take some back. Set iterations to {record.batch} or more, or choose another log_path"
+            f"{settings.log_path} has done {done} iterations; iterations: {settings.iterations} would take "
+            f"some back. Set iterations to {done} or more, or choose another log_path"
         )
-    checkpoint = files.root / str(record.state_path) if record else None
-    return Start(_as_decided(settings, before), resume, record, checkpoint)
+    return Start(
+        _as_decided(settings, before),
+        resume,
+        record,
+        files.root / str(record.state_path) if record else None,
+        is_complete=resume is True and done == settings.iterations and _has_ended(files, before, settings),
+    )
+
+
+def _has_ended(files: RunFiles, before: Mapping[str, object], settings: RlSettings) -> bool:
+    """Whether the run came to its end with these iterations and evaluations."""
+    attempts = read_run_info(files.run).attempts
+    now = msgspec.to_builtins(settings)
+    same = all(before.get(key) == now[key] for key in ("iterations", "evals"))
+    return same and bool(attempts) and attempts[-1].outcome == "completed"
 
 
 def _as_decided(settings: RlSettings, before: Mapping[str, object]) -> RlSettings:

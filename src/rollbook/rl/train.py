@@ -218,6 +218,9 @@ def train(settings: RlSettings, *, resume: bool | str = False, log: Log = print)
         log = log if processes.is_first else _silent
         start = settle(settings, resume)
         processes.wait_for_all()  # all have seen the run as it is before the first one changes it
+        if start.is_complete:
+            log(complete_text(settings))
+            return result_of(settings)
         settings, trainer = open_trainer(start, processes, log)
         with StopSignals("saving after this iteration") as stop:
             if processes.is_first:
@@ -263,6 +266,14 @@ def result_of(settings: RlSettings) -> RlResult:
     }
     reward = last.get("env/all/reward/total")
     return RlResult(run.files.root, checkpoint, settings.iterations, reward, evals)
+
+
+def complete_text(settings: RlSettings) -> str:
+    more = 2 * settings.iterations or 1
+    return (
+        f"{settings.log_path} is complete: all {settings.iterations} iterations are done. To train on, set "
+        f"more of them, as iterations={more} --resume"
+    )
 
 
 def _silent(_: str) -> None:

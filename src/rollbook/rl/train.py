@@ -181,11 +181,13 @@ def play(
 
 
 def report_stall(job: Job, stage: str, waiting: Sequence[Waiting]) -> None:
-    """Name what is waited for: in the terminal, as an alert, and in full in stalls.jsonl."""
+    """Name what is waited for: the oldest in the terminal, all in stalls.jsonl.
+
+    It is no alert: equal runs have equal alerts, and another one may have had a faster machine.
+    """
     first = waiting[0]
     text = f"{len(waiting)} rollouts are open; the oldest, {first.name}, for {first.seconds:.0f} s"
-    job.run.alert(f"nothing has finished for a while in {stage}", text)
-    job.console.log(f"STALL in {stage}: {text}")
+    job.console.log(f"STALL in {stage}: nothing has finished for a while; {text}")
     job.stalls.append(encode({"stage": stage, "waiting": [item._asdict() for item in waiting]}))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ class KilledRun:
 
     def __init__(self, settings: RlSettings, *, words: tuple[str, ...] = ()) -> None:
         self.settings, self.root = settings, Path(settings.log_path)
-        self.kills = 0
+        self.kills = self.stops = 0
         self._words = words  # of the next process
         self._metrics: set[bytes] = set()  # every line that was ever there
 
@@ -34,18 +33,27 @@ class KilledRun:
 
     def stop_at(
         self, moment: str, nth: int = 1, *, rank: int = 0, how: signal.Signals = signal.SIGTERM
-    ) -> list[str]:
-        """Send one of its processes a signal at this moment; returns what was saved because of that alone."""
-        codes, output = self._live(None, rank, kill_at=moment, nth=nth, how=how)
-        assert codes[0] == 130 and not any(codes[1:]), f"{codes}: {output}"
-        assert "checkpoint saved; --resume continues" in output
-        return [name for name in _checkpoints(self.root) if int(name) % self.settings.save_every]
+    ) -> bool:
+        """Send one of its processes a signal at this moment, upon which all of them save and end.
 
-    def end(self, whole: Path, *, more_checkpoints: Sequence[str] = ()) -> None:
+        False if the run ended: because the moment did not come, or in the last iteration.
+        """
+        codes, output = self._live(None, rank, kill_at=moment, nth=nth, how=how)
+        stopped = codes[0] == 130
+        assert not any(codes[stopped:]), f"{codes}: {output}"
+        assert stopped == ("checkpoint saved; --resume continues" in output), output
+        self.stops += stopped
+        return stopped
+
+    def end(self, whole: Path) -> None:
         """Resume to the good end: the run is now like the untouched one, and nothing was lost on the way."""
         codes, output = self._live(None, 0)
         assert not any(codes), f"{codes}: {output}"
-        assert differences(self.root, whole, more_checkpoints=more_checkpoints) == [], output
+        # A stop saves where nothing would be saved otherwise.
+        more = [name for name in _checkpoints(self.root) if int(name) % self.settings.save_every]
+        assert len(more) <= self.stops
+        unlike = differences(self.root, whole, more_checkpoints=more)
+        assert not unlike, f"{unlike}: {output}"
         kept = set(_lines(self.root / "metrics.jsonl"))
         for tail in self.root.glob("superseded/*/metrics.jsonl.*"):
             kept.update(_lines(tail))

@@ -9,7 +9,6 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +16,8 @@ import pytest
 
 from faults.harness import seeded
 from helpers.kills import KilledRun, moments_of
-from helpers.rl_runs import config_of, finish, tool_config_of, write_setup
-from rollbook.rl.settings import RlSettings, load_settings
+from helpers.rl_runs import finish, settings_of, write_setup, write_tool_setup
+from rollbook.rl.settings import RlSettings
 
 KILLS, LIVES = 50, 5  # of each kind of run; of one run before it is left to come to its end
 JSONL = {"experimental": {"token_export": {"format": "jsonl"}}}
@@ -27,26 +26,26 @@ PPO = {"loss": {"name": "ppo", "clip_low": 0.0001, "clip_high": 0.0001}, "miniba
 
 
 class Kind(NamedTuple):
-    """A kind of run: its config, and whether it may also be stopped, which ends a part of what it writes."""
+    """A kind of run: how it differs from `config_of`, and whether a stop leaves more than a checkpoint."""
 
-    config: Callable[..., dict[str, Any]]
     changes: dict[str, Any]
+    has_tools: bool = False
     may_stop: bool = True
 
 
 KINDS = {
-    "plain": Kind(config_of, {}),
-    "tools": Kind(tool_config_of, {}),
-    "adapters": Kind(config_of, {"model": {"lora": {"rank": 4, "dropout": 0.1}}, "save_every": 1}),
-    "jsonl": Kind(config_of, {"trainer": JSONL, **PPO}),
-    "parquet": Kind(config_of, {"trainer": PARQUET, **PPO}, may_stop=False),
+    "plain": Kind({}),
+    "tools": Kind({}, has_tools=True),
+    "adapters": Kind({"model": {"lora": {"rank": 4, "dropout": 0.1}}, "save_every": 1}),
+    "jsonl": Kind({"trainer": JSONL, **PPO}),
+    "parquet": Kind({"trainer": PARQUET, **PPO}, may_stop=False),
     "dropped": Kind(
-        config_of,
-        {"truncated": "drop", "oversample": 1.5, "save_total_limit": 1, "sampler": {"stop": ["z", "q", "x"]}},
+        {"truncated": "drop", "oversample": 1.5, "save_total_limit": 1, "layout": "nested",
+         "sampler": {"stop": ["z", "q", "x"]}},
         may_stop=False,
     ),
-    "two processes": Kind(config_of, {"processes": 2, "trainer": PARQUET}, may_stop=False),
-}
+    "two processes": Kind({"processes": 2, "trainer": PARQUET}, may_stop=False),
+}  # fmt: skip
 
 
 class Moment(NamedTuple):
@@ -63,6 +62,7 @@ class Campaign:
     def __init__(self, directory: Path, kind: Kind, chance: random.Random, seen: set[str]) -> None:
         self._directory, self._kind, self._chance, self._seen = directory, kind, chance, seen
         self._setup = write_setup(directory / "setup")
+        self._changes = (write_tool_setup(self._setup) if kind.has_tools else {}) | kind.changes
         self.kills: Counter[str] = Counter()
         self.runs = self.stops = 0
         whole = self._settings("whole")
@@ -112,7 +112,7 @@ class Campaign:
         return is_cut
 
     def _settings(self, name: str) -> RlSettings:
-        return load_settings(self._kind.config(self._setup, self._directory / name, **self._kind.changes))
+        return settings_of(self._setup, self._directory / name, **self._changes)
 
     def _list_moments(self, rank: int) -> None:
         """Those of a run from its start, and those of one that is resumed."""
@@ -120,7 +120,7 @@ class Campaign:
         finish(settings, rank=rank, log=log)
         self._first += [Moment(rank, *found) for found in sorted(moments_of(log).items())]
         log, settings = self._directory / f"later-{rank}", self._settings(f"listed-again-{rank}")
-        assert KilledRun(settings).kill_at("before step of training", 3)
+        assert KilledRun(settings).kill_at("before step of the optimizer", 3)
         finish(settings, "--resume", rank=rank, log=log)
         self._later += [Moment(rank, *found) for found in sorted(moments_of(log).items())]
 

@@ -149,7 +149,7 @@ def _watch_stages(moments: Moments) -> None:
     from rollbook.train.optimizer import Optimizer
 
     _wrap(Sampler, "step", moments, lambda *_: "of sampling")
-    _wrap(Engine, "step", moments, lambda *_, **__: "of training")
+    _wrap(Engine, "step_of_shares", moments, lambda *_, **__: "of training")
     _wrap(Engine, "_backward", moments, lambda *_, **__: "of training")
     _wrap(Optimizer, "step", moments, lambda *_, **__: "of the optimizer")
     plain_serialize = safetensors.torch.serialize_file

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from helpers.kills import KilledRun
-from helpers.rl_runs import finish, settings_of, tool_config_of, write_setup
+from helpers.rl_runs import finish, settings_of, write_setup, write_tool_setup
 from rollbook.records.run_info import read_run_info
-from rollbook.rl.settings import RlSettings, load_settings
+from rollbook.rl.settings import RlSettings
 
 EXPORT = {"trainer": {"experimental": {"token_export": {"format": "parquet"}}}}
 # What it is killed in: the moment, and which of those in that life. The run has six iterations, an evaluation
@@ -46,10 +46,10 @@ LIVES: dict[str, list[tuple[str, int]]] = {
         ("half write .train_iteration_N_logtree.json.tmp", 3),
     ],
     "training": [
-        ("before _backward of training", 2),
+        ("before _backward of training", 1),
         ("before step of the optimizer", 1),
         ("after step of the optimizer", 4),
-        ("after step of training", 1),
+        ("after step_of_shares of training", 1),
     ],
     "the logs": [
         ("half write iterations.jsonl", 2),
@@ -102,11 +102,12 @@ def test_killed_in(setup: Path, whole: Path, tmp_path: Path, what: str) -> None:
 
 
 def test_several_turns_with_a_tool(setup: Path, tmp_path: Path) -> None:
-    whole, settings = (load_settings(tool_config_of(setup, tmp_path / name)) for name in ("whole", "run"))
+    changes = write_tool_setup(setup)
+    whole, settings = (settings_of(setup, tmp_path / name, **changes) for name in ("whole", "run"))
     finish(whole)
     moments = [
         ("after step of sampling", 30),
-        ("half write train_iteration_N_transcripts.jsonl", 70),
+        ("half write train_iteration_N_transcripts.jsonl", 50),
         ("before step of the optimizer", 2),
     ]
     killed(settings, moments).end(Path(whole.log_path))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,12 @@ import pytest
 import torch
 
 from helpers.equal_runs import content, differences
-from helpers.rl_runs import config_of, settings_of, write_setup
+from helpers.rl_runs import LETTERS, config_of, settings_of, write_setup, write_tool_setup
 from rollbook.cli.main import main
 from rollbook.errors import UsageError
 from rollbook.rl.settings import load_settings
 from rollbook.rl.train import train
+from rollbook.tiny import write_tiny_model
 from rollbook.train.losses import ImportanceSampling, LossInputs, LossOutput
 
 QUIET: Any = lambda _: None  # noqa: E731
@@ -176,3 +179,77 @@ def test_a_run_with_steps_that_were_not_finite_is_resumed(setup: Path, tmp_path:
     assert nonfinite in ([0, 2], [1, 3])
     alerts = [json.loads(line) for line in (tmp_path / "alerts.jsonl").open()]
     assert [alert["step"] for alert in alerts if alert["title"] == "a step was not finite"] == nonfinite
+
+
+def void(_: object) -> None:
+    """For a function that is not to return anything."""
+
+
+def halves(setup: Path, run: Path, *, between: Callable[[], None], **changes: Any) -> list[str]:
+    """A run of four iterations in two, with something done in between; returns what the second one says."""
+    said: list[str] = []
+    train(settings_of(setup, run, iterations=2, **changes), log=QUIET)
+    between()
+    train(settings_of(setup, run, iterations=4, **changes), resume=True, log=said.append)
+    return said
+
+
+def test_other_tasks_are_refused(setup: Path, tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_bytes((setup / "tasks.jsonl").read_bytes())
+    environment = {"name": "dataset", "as": "vowels", "tasks": str(tasks), "grader": "contains"}
+    with pytest.raises(
+        UsageError, match="000002: the tasks of environment 'vowels' changed since it was saved"
+    ):
+        halves(
+            setup,
+            tmp_path / "run",
+            between=lambda: void(tasks.write_text(tasks.read_text().replace('"0-', '"00-'))),
+            environments=[environment],
+        )
+    assert len(of_training(tmp_path / "run")) == 2
+
+
+def test_other_code_is_named(setup: Path, tmp_path: Path) -> None:
+    changes = write_tool_setup(tmp_path / "tools")
+    code = tmp_path / "tools/look.py"
+    assert not [
+        text for text in halves(setup, tmp_path / "same", between=lambda: None, **changes) if "code" in text
+    ]
+    corrected = code.read_text().replace('raise RuntimeError("broken")', "return Feedback(reward=0.0)")
+    said = halves(setup, tmp_path / "run", between=lambda: void(code.write_text(corrected)), **changes)
+    named = f"the code of environment 'look' changed since {tmp_path}/run/checkpoints/000002 was saved"
+    assert named in said
+    alerts = [json.loads(line) for line in (tmp_path / "run/alerts.jsonl").open()]
+    assert named in [
+        alert["text"] for alert in alerts if alert["title"] == "resumed with another environment"
+    ]
+
+
+def test_adapters_are_not_put_on_another_model(setup: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(setup / "model", tmp_path / "model")
+
+    def replace() -> None:
+        write_tiny_model(model, LETTERS, hidden=32, heads=2, intermediate=64, positions=64, seed=1)
+
+    changes = {"path": str(model), "lora": {"rank": 2}}
+    with pytest.raises(UsageError, match="000002: the model below the adapters changed since it was saved"):
+        halves(setup, tmp_path / "run", between=replace, model=changes)
+
+
+def test_a_model_that_is_handed_over_later_is_none_of_this_run(setup: Path, tmp_path: Path) -> None:
+    handoff = tmp_path / "sft.yaml"
+
+    def hand_over(directory: Path) -> None:
+        handoff.write_text(f"runtime_info:\n  output:\n    checkpoint_path: {directory}\n")
+
+    hand_over(setup / "model")
+    other = write_tiny_model(
+        tmp_path / "other", LETTERS, hidden=32, heads=2, intermediate=64, positions=64, seed=1
+    )
+    changes = {"path": None, "from": str(handoff), "lora": {"rank": 2}}
+    halves(setup, tmp_path / "run", between=lambda: hand_over(other), model=changes)
+    config = json.loads((tmp_path / "run/config.json").read_text())["model"]
+    assert (config["path"], config["from"]) == (str(setup / "model"), str(handoff))
+    train(load_settings(tmp_path / "run/config.json", [f"log_path={tmp_path / 'again'}"]), log=QUIET)
+    assert of_training(tmp_path / "again") == of_training(tmp_path / "run")

@@ -13,6 +13,7 @@ import torch
 
 from rollbook.errors import UsageError
 from rollbook.policies.chat_format import ChatFormat
+from rollbook.records.alerts import Level
 from rollbook.records.checkpoints import CheckpointRecord, is_complete, newest_complete, read_checkpoints
 from rollbook.records.config import read_config
 from rollbook.records.jsonl import JsonlWriter
@@ -23,8 +24,10 @@ from rollbook.rl.console import Console
 from rollbook.rl.player import Player
 from rollbook.rl.schedule import Schedule
 from rollbook.rl.settings import RlSettings, SamplerSettings, differences
+from rollbook.rl.sources import Sources, changes_since, sources_of
 from rollbook.rl.tasks import TaskPool, open_pools
 from rollbook.rl.watch import Watch
+from rollbook.runs.handoff import resolve_checkpoint
 from rollbook.runs.random_state import seed_generators
 from rollbook.runs.reader import open_run
 from rollbook.runs.run import Run
@@ -38,7 +41,7 @@ from rollbook.train.export import NoTokenExport, open_export
 from rollbook.train.loading import DTYPES, load_model
 from rollbook.train.machine import choose_micro_batch_tokens, choose_threads, describe_machine
 from rollbook.train.model import Model
-from rollbook.train.model_settings import OptimizerSettings
+from rollbook.train.model_settings import ModelSettings, OptimizerSettings
 from rollbook.train.optimizer import Optimizer
 from rollbook.train.processes import Processes
 from rollbook.train.state import frozen_digest, load_training_state
@@ -85,6 +88,7 @@ class Job(NamedTuple):
     watch: Watch
     console: Console
     stalls: JsonlWriter
+    sources: Sources
     export: NoTokenExport
     stop: StopSignals
     history: dict[str, dict[int, float]]  # by metric and iteration: the rewards so far
@@ -102,14 +106,14 @@ def settle(settings: RlSettings, resume: bool | str) -> Start:
     """Settings with what the run's first process decided, and where it continues. Changes no file."""
     files = RunFiles(Path(settings.log_path).expanduser().absolute())
     if resume == START_OVER or not files.run.exists():
-        return Start(settings, resume)
+        return Start(_with_source(settings), resume)
     if not resume:
         raise UsageError(
             f"{settings.log_path} already holds a run; --resume continues it, --overwrite starts over and "
             "keeps the old files under superseded/. Or choose another log_path"
         )
     if not files.config.exists():  # killed before it had one, so before it did anything else
-        return Start(settings, resume)
+        return Start(_with_source(settings), resume)
     before = read_config(files.config)
     if found := differences(before, settings):
         raise UsageError(
@@ -148,11 +152,22 @@ def _has_ended(files: RunFiles, before: Mapping[str, object], settings: RlSettin
     return same and bool(attempts) and attempts[-1].outcome == "completed"
 
 
+def _with_source(settings: RlSettings) -> RlSettings:
+    """With the directory of the model that is handed over now: a later result is none of this run's."""
+    model = settings.model
+    if model.handed_over is None or model.path is not None:
+        return settings
+    path = str(resolve_checkpoint(Path(model.handed_over)))
+    return msgspec.structs.replace(settings, model=msgspec.structs.replace(model, path=path))
+
+
 def _as_decided(settings: RlSettings, before: Mapping[str, object]) -> RlSettings:
-    """The choices for the machine that the first process of a run made, unless they are set by hand."""
+    """The choices that the first process of a run made, unless they are set by hand."""
     stored = msgspec.convert(before, _Decided, strict=False)
+    path = settings.model.path or stored.model.path
     return msgspec.structs.replace(
         settings,
+        model=msgspec.structs.replace(settings.model, path=path),
         threads=settings.threads or stored.threads,
         micro_batch_tokens=settings.micro_batch_tokens or stored.micro_batch_tokens,
         sampler=msgspec.structs.replace(
@@ -164,15 +179,16 @@ def _as_decided(settings: RlSettings, before: Mapping[str, object]) -> RlSetting
 
 
 class _Decided(msgspec.Struct):
-    """The part of a config.json that says what was chosen for the machine."""
+    """The part of a config.json that says what was chosen."""
 
+    model: ModelSettings
     threads: int | None
     micro_batch_tokens: int | None
     sampler: SamplerSettings
 
 
 def decide(settings: RlSettings, model: Model, device: torch.device) -> RlSettings:
-    """Every choice for the machine that the settings leave open, and no relative path of a model."""
+    """Every choice for the machine that the settings leave open."""
     rollouts = settings.groups_drawn * settings.group_size
     return msgspec.structs.replace(
         settings,
@@ -248,10 +264,12 @@ def open_job(
     with ExitStack() as opened:
         pools, held_out = open_pools(settings, log)
         settings = decide_length(settings, trainer.model, [*pools, *held_out.values()])
+        sources = sources_of(pools, trainer.frozen_digest)
+        changed = changes_since(start.checkpoint, sources) if start.checkpoint else []
         policy = open_policy(settings, trainer.model)
         player = opened.enter_context(Player(settings.retry, settings.episode_timeout_s))
-        sources = {id(pool.source): pool.source for pool in [*pools, *held_out.values()]}
-        opened.callback(player.close_all, [policy, *sources.values()])
+        opened_sources = {id(pool.source): pool.source for pool in [*pools, *held_out.values()]}
+        opened.callback(player.close_all, [policy, *opened_sources.values()])
         run = opened.enter_context(
             Run(
                 settings.log_path,
@@ -284,12 +302,16 @@ def open_job(
             watch=Watch(trainer.model.vocabulary),
             console=Console(log, total=settings.iterations, samples_every=settings.samples_every),
             stalls=run.append_log("stalls.jsonl"),
+            sources=sources,
             export=opened.enter_context(open_first_export(settings, run, trainer)),
             stop=stop,
             history=defaultdict(dict),
             sample_seconds=[],
             late_times={},
         )
+        for text in changed:
+            run.alert("resumed with another environment", text, level=Level.INFO)
+            log(text)
         for row in open_run(run.files.root).metrics.by_step():
             job.note(int(row["step"]), row)
             job.watch.look(row)

@@ -15,7 +15,8 @@ def save(job: Job, batch: int) -> Path:
     name = f"{batch:06d}"
     final = batch == job.settings.iterations
     with job.run.checkpoint(name, batch=batch, final=final) as directory:
-        save_training_state(directory, job.trainer.model, job.trainer.optimizer)
+        trainer = job.trainer
+        save_training_state(directory, trainer.model, trainer.optimizer, job.sources.as_extra())
     rotate(job)
     return job.run.files.checkpoint(name)
 

@@ -244,7 +244,8 @@ def _check(settings: RlSettings) -> None:
 def differences(before: Mapping[str, Any], now: RlSettings) -> list[str]:
     """Settings that a resumed run must not change and that differ from its config.json, as `key: a -> b`.
 
-    What the machine decided (slots, threads, tokens of a micro-batch) counts only where it is set by hand.
+    What was decided when it was started (slots, threads, tokens of a micro-batch; the directory of a model
+    that is handed over) counts only where it is set by hand.
     """
     changes = diff_configs(before, dump_config(msgspec.to_builtins(now)))
     found = [
@@ -261,4 +262,4 @@ def differences(before: Mapping[str, Any], now: RlSettings) -> list[str]:
     return found
 
 
-_DECIDED = frozenset({"threads", "micro_batch_tokens", "sampler.slots", "sampler.max_length"})
+_DECIDED = frozenset({"threads", "micro_batch_tokens", "sampler.slots", "sampler.max_length", "model.path"})

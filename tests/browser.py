@@ -31,6 +31,17 @@ CACHE = REPOSITORY / ".cache" / "browser"
 PACKAGE = "@sparticuz/chromium@147.0.0"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE_S = 60.0
+# Beside a page the browser asks its search engine things of its own, through the page's proxy. This one has
+# nothing to offer, so it is not asked.
+_SEARCH = {
+    "short_name": "none",
+    "keyword": "none",
+    "url": "http://search.invalid/?q={searchTerms}",
+    "id": "99",
+    "prepopulate_id": 0,
+    "is_active": 1,
+}
+PREFERENCES = {"default_search_provider_data": {"template_url_data": _SEARCH}}
 FLAGS = (
     "--headless",
     "--remote-debugging-pipe",
@@ -134,6 +145,9 @@ class Browser:
         self.proxy = Proxy()
         self._own_proxy = Proxy()
         self._profile = tempfile.mkdtemp(prefix="rollbook-browser-")
+        preferences = Path(self._profile) / "Default" / "Preferences"
+        preferences.parent.mkdir()
+        preferences.write_text(json.dumps(PREFERENCES))
         to_read, self._write_end = os.pipe()
         self._read_end, to_write = os.pipe()
 

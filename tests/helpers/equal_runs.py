@@ -8,20 +8,32 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
+
+import pyarrow.parquet as pq
 
 from rollbook.records.complete import COMPLETE, file_facts, problem, read_mark
 
 _MAY_DIFFER = re.compile(r"run_id|attempt|host|pid|\w+_at|time/.*|\w+_per_second")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.]*(Z|\+00:00| UTC)?")
-# The empty lock of a writer that was killed stays until somebody writes that file again.
-_NOT_COMPARED = re.compile(r"superseded/.*|run\.json|stalls\.jsonl|.*\.lock")
+# The empty lock of a writer that was killed stays until somebody writes that file again. What is in the
+# checkout may change while the tests run.
+_NOT_COMPARED = re.compile(r"superseded/.*|run\.json|stalls\.jsonl|code\.diff|.*\.lock")
 
 
-def differences(found: Path, expected: Path) -> list[str]:
-    """What is not equal, a line for each file; empty for equal runs."""
+def differences(found: Path, expected: Path, *, more_checkpoints: Collection[str] = ()) -> list[str]:
+    """What is not equal, a line for each file; empty for equal runs.
+
+    `more_checkpoints` are those that only the first one has, because it was told to stop there.
+    """
     one, other = content(found), content(expected)
+    for name in more_checkpoints:
+        assert (found / "checkpoints" / name).is_dir()
+        one = {file: value for file, value in one.items() if not file.startswith(f"checkpoints/{name}/")}
+        lines = one["checkpoints.jsonl"]
+        one["checkpoints.jsonl"] = [line for line in lines if line["name"] != name]
     lines = [f"{name} is not there" for name in sorted(other.keys() - one.keys())]
     lines += [f"{name} is too much" for name in sorted(one.keys() - other.keys())]
     for name in sorted(one.keys() & other.keys()):
@@ -44,6 +56,11 @@ def content(root: Path) -> dict[str, Any]:
 def _content(name: str, path: Path, root: Path, run_id: str) -> Any:
     if path.suffix == ".jsonl":
         return [_line(name, json.loads(line), root) for line in path.read_bytes().splitlines()]
+    if path.suffix == ".parquet":
+        table = pq.read_table(path)
+        return table.drop_columns(
+            [name for name in table.column_names if _MAY_DIFFER.fullmatch(name)]
+        ).to_pylist()
     if path.name == COMPLETE:
         assert (wrong := problem(path.parent, verify=True)) is None, wrong
         mark = read_mark(path.parent)
@@ -72,6 +89,7 @@ def _line(name: str, line: dict[str, Any], root: Path) -> dict[str, Any]:
         kept["log_lengths"] = {
             file: (root / file).read_bytes()[:length].count(b"\n")
             for file, length in sorted(kept["log_lengths"].items())
+            if not _NOT_COMPARED.fullmatch(file)
         }
     return kept
 

@@ -7,13 +7,14 @@ the replies of random weights have, so that most groups are mixed and every iter
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from helpers.self_kill import WATCH
-from helpers.trainer import TrainingProcess
+from helpers.trainer import TrainingProcess, start_several
 from rollbook.rl.settings import RlSettings, load_settings
 from rollbook.runs.settings import merge
 from rollbook.tiny import write_tiny_model
@@ -79,19 +80,29 @@ def _write_tasks(path: Path, words: list[str]) -> None:
 
 def start(settings: RlSettings, *words: str, **watched: Any) -> TrainingProcess:
     """The process of `rollbook rl`, of a quick start; `watched` is given to `self_kill.watch`."""
+    (process,) = start_all(settings, *words, **watched)
+    return process
+
+
+def start_all(settings: RlSettings, *words: str, rank: int = 0, **watched: Any) -> list[TrainingProcess]:
+    """The processes of a run, as torchrun starts them; one of them is watched."""
     environment = {"ROLLBOOK_SETTINGS": msgspec.json.encode(settings).decode()}
-    if watched:
-        root = {"root": settings.log_path}
-        environment[WATCH] = json.dumps(root | watched, default=str)
+    own = {WATCH: json.dumps({"root": settings.log_path} | watched, default=str)} if watched else {}
     artifacts = Path(settings.log_path).parent / "artifacts"
-    return TrainingProcess("helpers.killed_rl", "--artifacts", artifacts, *words, **environment)
+    words = ("--artifacts", str(artifacts), *words)
+    if settings.processes == 1:
+        return [TrainingProcess("helpers.killed_rl", *words, **environment, **own)]
+    return start_several(settings.processes, "helpers.killed_rl", *words, own={rank: own}, **environment)
 
 
 def finish(settings: RlSettings, *words: str, **watched: Any) -> str:
     """Runs it to its good end; returns what it printed."""
-    with start(settings, *words, **watched) as trainer:
-        assert trainer.wait() == 0, trainer.output
-        return trainer.output
+    with ExitStack() as opened:
+        trainers = [opened.enter_context(trainer) for trainer in start_all(settings, *words, **watched)]
+        codes = [trainer.wait() for trainer in trainers]
+        output = "".join(trainer.output for trainer in trainers)
+        assert not any(codes), f"{codes}:\n{output}"
+        return output
 
 
 CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'

@@ -17,6 +17,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -98,15 +99,22 @@ def run(module: str, *words: object, **environment: str) -> str:
         return trainer.output
 
 
-def run_several(count: int, module: str, *words: object, **environment: str) -> str:
-    """Runs so many together, as torchrun starts them; returns what they printed."""
+def start_several(
+    count: int, module: str, *words: object, own: Mapping[int, Mapping[str, str]] = {}, **environment: str
+) -> list[TrainingProcess]:
+    """Starts so many together, as torchrun does; `own` is what one of them has in its environment alone."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     together = environment | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    trainers = [
-        TrainingProcess(module, *words, RANK=str(rank), LOCAL_RANK=str(rank), **together)
+    return [
+        TrainingProcess(module, *words, **together, RANK=str(rank), LOCAL_RANK=str(rank), **own.get(rank, {}))
         for rank in range(count)
     ]
+
+
+def run_several(count: int, module: str, *words: object, **environment: str) -> str:
+    """Runs so many to their good end; returns what they printed."""
+    trainers = start_several(count, module, *words, **environment)
     try:
         codes = [trainer.wait() for trainer in trainers]
         output = "".join(trainer.output for trainer in trainers)

@@ -375,7 +375,7 @@ def test_the_files_of_an_iteration_may_be_in_a_directory_of_its_own(setup: Path,
     assert not list((tmp_path / "run").glob("train_*"))
     reader = rollbook.open_run(tmp_path / "run")
     assert len(list(reader.rollouts(split="train"))) == 3 * GROUPS * SIZE
-    with pytest.raises(UsageError, match="settings changed since it was started: layout: nested -> flat"):
+    with pytest.raises(UsageError, match="settings changed since it was started: layout: 'nested' -> 'flat'"):
         train(settings_of(setup, tmp_path / "run", iterations=4), resume=True, log=lambda _: None)
 
 
@@ -392,3 +392,15 @@ def test_a_finished_run_is_resumed_to_the_same_files_and_not_to_fewer_iterations
     assert differences(run, copy) == []
     train(settings_of(setup, run, iterations=3), resume="000002", log=lambda _: None)
     assert [record.iteration for record in train_records(run)] == [0, 1, 2]
+
+
+def test_what_is_waited_for_is_named_and_changes_nothing_else(setup: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    train(settings_of(setup, tmp_path / "slow", iterations=2, stall_after_s=1e-3), log=said.append)
+    train(settings_of(setup, tmp_path / "other", iterations=2), log=lambda _: None)
+    stalls = lines(tmp_path / "slow/stalls.jsonl")
+    assert any("STALL in iteration 0: nothing has finished for a while" in text for text in said)
+    assert {stall["stage"] for stall in stalls} >= {"iteration 0", "iteration 1", "eval/test"}
+    assert re.fullmatch(r"group \d, rollout \d \(.*\)", stalls[-1]["waiting"][0]["name"])
+    unlike = differences(tmp_path / "slow", tmp_path / "other")
+    assert [line.partition(":")[0] for line in unlike] == ["config.json"]

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from helpers.equal_runs import differences
-from helpers.rl_runs import finish, settings_of, start, write_setup
+from helpers.kills import KilledRun
+from helpers.rl_runs import settings_of, write_setup
 from helpers.trainer import run_several
 from rollbook.errors import WriteError
 from rollbook.query.session import Session
@@ -149,44 +150,30 @@ def test_two_processes_write_a_file_each_also_to_one_path(setup: Path, tmp_path:
     follow(tmp_path / "run", processes=2)
 
 
+# Whose every moment is in tests/faults/test_killed_rl.py.
+MOMENTS = {
+    "jsonl": ["half write token_exports/rank_0.jsonl", "after write token_exports/manifest.jsonl"],
+    "parquet": [
+        "half write token_exports/rank_0_N.arrows",
+        "half write token_exports/.rank_0_N.parquet.tmp",
+        "before unlink token_exports/rank_0_N.arrows",
+        "half write token_exports/manifest.jsonl",
+    ],
+}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_was_killed_exports_what_an_untouched_one_does(
     setup: Path, tmp_path: Path, kind: str
 ) -> None:
-    def settings(name: str) -> RlSettings:
-        return exporting(setup, tmp_path / name, export={"format": kind})
-
-    finish(settings("whole"), log=tmp_path / "moments")
-    moments = [
-        moment for moment in (tmp_path / "moments").read_text().splitlines() if "token_exports" in moment
-    ]
-    assert moments
-    chosen = sorted(set(moments))
-    for number, moment in enumerate(chosen):
-        name = f"killed-{number}"
-        nth = max(1, moments.count(moment) * 2 // 3)
-        with start(settings(name), kill_at=moment, nth=nth) as trainer:
-            assert trainer.wait() == -9, f"{moment}: {trainer.output}"
-        finish(settings(name), "--resume")
-        assert not [
-            line for line in differences(tmp_path / name, tmp_path / "whole") if ".parquet" not in line
-        ], moment  # fmt: skip
-        follow_pairs(tmp_path / name, tmp_path / "whole")
-
-
-def follow_pairs(one: Path, other: Path) -> None:
-    """The same records in the same order, but for the run and the attempt."""
-    found, wanted = (sequences(manifest_of(run)) for run in (one, other))
-    assert len(found) == len(wanted)
-    for mine, theirs in zip(found, wanted, strict=True):
-        assert (mine.iteration, mine.group_idx, mine.traj_idx) == (
-            theirs.iteration, theirs.group_idx, theirs.traj_idx
-        )  # fmt: skip
-        assert mine.text == theirs.text and mine.token_ids.tolist() == theirs.token_ids.tolist()
-        for name, column in theirs.columns.items():
-            assert (column is None) == (mine.columns[name] is None)
-            if column is not None:
-                assert column.tobytes() == mine.columns[name].tobytes(), name
+    whole, settings = (
+        exporting(setup, tmp_path / name, export={"format": kind}) for name in ("whole", "run")
+    )
+    train(whole, log=lambda _: None)
+    run = KilledRun(settings)
+    for moment in MOMENTS[kind]:
+        assert run.kill_at(moment), moment
+    run.end(Path(whole.log_path))
 
 
 def test_the_export_changes_nothing_of_the_training(setup: Path, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def rl(
     from rollbook.rl.launch import launch_of
     from rollbook.rl.opening import settle
     from rollbook.rl.settings import load_settings
+    from rollbook.rl.train import complete_text
 
     settings = load_settings(config, overrides or [])
     if dry_run:
@@ -46,7 +47,10 @@ def rl(
         return
     if resume and overwrite:
         raise UsageError("--resume continues a run and --overwrite starts over; choose one")
-    settle(settings, "start-over" if overwrite else resume)
+    if settle(settings, "start-over" if overwrite else resume).is_complete:
+        text = complete_text(settings)
+        print(text) if not as_json else print_json({"status": "completed", "reason": text})
+        return
     launch = launch_of(settings, artifacts, config, resume=resume, overwrite=overwrite)
     run_job(launch.job(), detach=detach, as_json=as_json)
 

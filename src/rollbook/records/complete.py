@@ -104,7 +104,7 @@ def make_once(
         if not usable(target):  # the process we waited for may have made it
             with _making(target) as aside:
                 make(aside)
-                _publish(aside, target, _remove)
+                _publish(aside, target, remove_directory)
     return target
 
 
@@ -156,6 +156,17 @@ def remove_unfinished(parent: Path) -> list[Path]:
             shutil.rmtree(aside, ignore_errors=True)
             removed.append(aside)
     return removed
+
+
+def remove_directory(target: Path) -> None:
+    """Remove a directory so that a kill leaves no half of it under its name; see `remove_unfinished`."""
+    if target.is_dir() and not target.is_symlink():
+        old = target.with_name(f".{target.name}.old{_MAKING}")
+        shutil.rmtree(old, ignore_errors=True)
+        target.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        target.unlink()
 
 
 @contextlib.contextmanager
@@ -212,14 +223,3 @@ def _sync_and_digest(directory: Path) -> dict[str, FileFacts]:
 def _refuse_existing(target: Path) -> None:
     if os.path.lexists(target):
         raise WriteError(f"{target} exists already, and is not replaced; move it away or choose another name")
-
-
-def _remove(target: Path) -> None:
-    """Remove a directory that is not usable, so that a kill leaves nothing under its name."""
-    if target.is_dir() and not target.is_symlink():
-        old = target.with_name(f".{target.name}.old{_MAKING}")  # removed with the unfinished if we are killed
-        shutil.rmtree(old, ignore_errors=True)
-        target.rename(old)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        target.unlink()

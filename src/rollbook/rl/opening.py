@@ -13,17 +13,21 @@ import torch
 
 from rollbook.errors import UsageError
 from rollbook.policies.chat_format import ChatFormat
+from rollbook.records.alerts import Level
 from rollbook.records.checkpoints import CheckpointRecord, is_complete, newest_complete, read_checkpoints
 from rollbook.records.config import read_config
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.layout import RunFiles
+from rollbook.records.run_info import read_run_info
 from rollbook.records.token_files import RunIdentity, export_files
 from rollbook.rl.console import Console
 from rollbook.rl.player import Player
 from rollbook.rl.schedule import Schedule
 from rollbook.rl.settings import RlSettings, SamplerSettings, differences
+from rollbook.rl.sources import Sources, changes_since, sources_of
 from rollbook.rl.tasks import TaskPool, open_pools
 from rollbook.rl.watch import Watch
+from rollbook.runs.handoff import resolve_checkpoint
 from rollbook.runs.random_state import seed_generators
 from rollbook.runs.reader import open_run
 from rollbook.runs.run import Run
@@ -37,7 +41,7 @@ from rollbook.train.export import NoTokenExport, open_export
 from rollbook.train.loading import DTYPES, load_model
 from rollbook.train.machine import choose_micro_batch_tokens, choose_threads, describe_machine
 from rollbook.train.model import Model
-from rollbook.train.model_settings import OptimizerSettings
+from rollbook.train.model_settings import ModelSettings, OptimizerSettings
 from rollbook.train.optimizer import Optimizer
 from rollbook.train.processes import Processes
 from rollbook.train.state import frozen_digest, load_training_state
@@ -53,8 +57,9 @@ class Start(NamedTuple):
 
     settings: RlSettings
     resume: bool | str
-    record: CheckpointRecord | None
-    checkpoint: Path | None
+    record: CheckpointRecord | None = None
+    checkpoint: Path | None = None
+    is_complete: bool = False  # nothing is left to be done
 
 
 class Trainer(NamedTuple):
@@ -83,6 +88,7 @@ class Job(NamedTuple):
     watch: Watch
     console: Console
     stalls: JsonlWriter
+    sources: Sources
     export: NoTokenExport
     stop: StopSignals
     history: dict[str, dict[int, float]]  # by metric and iteration: the rewards so far
@@ -100,12 +106,14 @@ def settle(settings: RlSettings, resume: bool | str) -> Start:
     """Settings with what the run's first process decided, and where it continues. Changes no file."""
     files = RunFiles(Path(settings.log_path).expanduser().absolute())
     if resume == START_OVER or not files.run.exists():
-        return Start(settings, resume, None, None)
+        return Start(_with_source(settings), resume)
     if not resume:
         raise UsageError(
             f"{settings.log_path} already holds a run; --resume continues it, --overwrite starts over and "
             "keeps the old files under superseded/. Or choose another log_path"
         )
+    if not files.config.exists():  # killed before it had one, so before it did anything else
+        return Start(_with_source(settings), resume)
     before = read_config(files.config)
     if found := differences(before, settings):
         raise UsageError(
@@ -121,20 +129,45 @@ def settle(settings: RlSettings, resume: bool | str) -> Start:
             raise UsageError(f"{files.checkpoints}: no complete checkpoint {resume!r}")
     newest = newest_complete(stored, files.root)
     record = newest.record if newest else None
-    if record is not None and record.batch is not None and settings.iterations < record.batch:
+    done = (record and record.batch) or 0
+    if settings.iterations < done:
         raise UsageError(
-            f"{settings.log_path} has done {record.batch} iterations; iterations: {settings.iterations} "
-            f"would take some back. Set iterations to {record.batch} or more, or choose another log_path"
+            f"{settings.log_path} has done {done} iterations; iterations: {settings.iterations} would take "
+            f"some back. Set iterations to {done} or more, or choose another log_path"
         )
-    checkpoint = files.root / str(record.state_path) if record else None
-    return Start(_as_decided(settings, before), resume, record, checkpoint)
+    return Start(
+        _as_decided(settings, before),
+        resume,
+        record,
+        files.root / str(record.state_path) if record else None,
+        is_complete=resume is True and done == settings.iterations and _has_ended(files, before, settings),
+    )
+
+
+def _has_ended(files: RunFiles, before: Mapping[str, object], settings: RlSettings) -> bool:
+    """Whether the run came to its end with these iterations and evaluations."""
+    attempts = read_run_info(files.run).attempts
+    now = msgspec.to_builtins(settings)
+    same = all(before.get(key) == now[key] for key in ("iterations", "evals"))
+    return same and bool(attempts) and attempts[-1].outcome == "completed"
+
+
+def _with_source(settings: RlSettings) -> RlSettings:
+    """With the directory of the model that is handed over now: a later result is none of this run's."""
+    model = settings.model
+    if model.handed_over is None or model.path is not None:
+        return settings
+    path = str(resolve_checkpoint(Path(model.handed_over)))
+    return msgspec.structs.replace(settings, model=msgspec.structs.replace(model, path=path))
 
 
 def _as_decided(settings: RlSettings, before: Mapping[str, object]) -> RlSettings:
-    """The choices for the machine that the first process of a run made, unless they are set by hand."""
+    """The choices that the first process of a run made, unless they are set by hand."""
     stored = msgspec.convert(before, _Decided, strict=False)
+    path = settings.model.path or stored.model.path
     return msgspec.structs.replace(
         settings,
+        model=msgspec.structs.replace(settings.model, path=path),
         threads=settings.threads or stored.threads,
         micro_batch_tokens=settings.micro_batch_tokens or stored.micro_batch_tokens,
         sampler=msgspec.structs.replace(
@@ -146,15 +179,16 @@ def _as_decided(settings: RlSettings, before: Mapping[str, object]) -> RlSetting
 
 
 class _Decided(msgspec.Struct):
-    """The part of a config.json that says what was chosen for the machine."""
+    """The part of a config.json that says what was chosen."""
 
+    model: ModelSettings
     threads: int | None
     micro_batch_tokens: int | None
     sampler: SamplerSettings
 
 
 def decide(settings: RlSettings, model: Model, device: torch.device) -> RlSettings:
-    """Every choice for the machine that the settings leave open, and no relative path of a model."""
+    """Every choice for the machine that the settings leave open."""
     rollouts = settings.groups_drawn * settings.group_size
     return msgspec.structs.replace(
         settings,
@@ -230,10 +264,12 @@ def open_job(
     with ExitStack() as opened:
         pools, held_out = open_pools(settings, log)
         settings = decide_length(settings, trainer.model, [*pools, *held_out.values()])
+        sources = sources_of(pools, trainer.frozen_digest)
+        changed = changes_since(start.checkpoint, sources) if start.checkpoint else []
         policy = open_policy(settings, trainer.model)
         player = opened.enter_context(Player(settings.retry, settings.episode_timeout_s))
-        sources = {id(pool.source): pool.source for pool in [*pools, *held_out.values()]}
-        opened.callback(player.close_all, [policy, *sources.values()])
+        opened_sources = {id(pool.source): pool.source for pool in [*pools, *held_out.values()]}
+        opened.callback(player.close_all, [policy, *opened_sources.values()])
         run = opened.enter_context(
             Run(
                 settings.log_path,
@@ -266,12 +302,16 @@ def open_job(
             watch=Watch(trainer.model.vocabulary),
             console=Console(log, total=settings.iterations, samples_every=settings.samples_every),
             stalls=run.append_log("stalls.jsonl"),
+            sources=sources,
             export=opened.enter_context(open_first_export(settings, run, trainer)),
             stop=stop,
             history=defaultdict(dict),
             sample_seconds=[],
             late_times={},
         )
+        for text in changed:
+            run.alert("resumed with another environment", text, level=Level.INFO)
+            log(text)
         for row in open_run(run.files.root).metrics.by_step():
             job.note(int(row["step"]), row)
             job.watch.look(row)

@@ -135,8 +135,8 @@ class Player:
                 try:
                     return future.result(timeout=min(1.0, stall_after_s))
                 except NotYet:
-                    if future.done():
-                        raise  # a TimeoutError of the work itself
+                    if future.done():  # just now, or it is the work itself that raised a TimeoutError
+                        return future.result()
                     self._report_stall(stall_after_s, on_stall)
         except BaseException:
             future.cancel()
@@ -217,7 +217,7 @@ class Player:
 
     def _report_stall(self, after_s: float, on_stall: Callable[[list[Waiting]], None]) -> None:
         now = time.monotonic()
-        if now - self._last_event < after_s:
+        if now - self._last_event < after_s or not self._running:
             return
         self._last_event = now
         running = sorted(self._running.items(), key=lambda item: item[1])

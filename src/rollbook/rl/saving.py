@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
+from rollbook.records.complete import remove_directory
 from rollbook.rl.opening import Job
 from rollbook.runs.jobs.finish import HANDED_OVER
 from rollbook.train.state import save_training_state
@@ -15,15 +15,19 @@ def save(job: Job, batch: int) -> Path:
     name = f"{batch:06d}"
     final = batch == job.settings.iterations
     with job.run.checkpoint(name, batch=batch, final=final) as directory:
-        save_training_state(directory, job.trainer.model, job.trainer.optimizer)
-    if job.settings.save_total_limit is not None:
-        rotate(job, job.settings.save_total_limit)
+        trainer = job.trainer
+        save_training_state(directory, trainer.model, trainer.optimizer, job.sources.as_extra())
+    rotate(job)
     return job.run.files.checkpoint(name)
 
 
-def rotate(job: Job, limit: int) -> None:
-    """Delete the oldest checkpoints beyond `limit`, but not the best by the first eval or one handed over."""
-    root = job.run.files.checkpoint_root
+def rotate(job: Job) -> None:
+    """Delete the oldest checkpoints beyond `save_total_limit`, but not the best by the first eval or one
+    handed over.
+    """
+    limit, root = job.settings.save_total_limit, job.run.files.checkpoint_root
+    if limit is None or not root.exists():
+        return
     batches = sorted(int(entry.name) for entry in root.iterdir() if entry.name.isdecimal())
     kept = set(batches[-limit:]) | set(_handed_over(job.run.files.root))
     if job.settings.evals:
@@ -33,7 +37,7 @@ def rotate(job: Job, limit: int) -> None:
             kept.add(max(evaluated, key=lambda step: (evaluated[step], step)))
     for batch in batches:
         if batch not in kept:
-            shutil.rmtree(root / f"{batch:06d}")
+            remove_directory(root / f"{batch:06d}")
 
 
 def _handed_over(directory: Path) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import msgspec
 
 from rollbook.envs.registry import ENVIRONMENTS
 from rollbook.errors import UsageError
+from rollbook.records.config import diff_configs, dump_config
 from rollbook.records.token_settings import TrainerSettings, with_token_export
 from rollbook.rl import advantages
 from rollbook.rl.schedule import groups_drawn
@@ -242,19 +244,16 @@ def _check(settings: RlSettings) -> None:
 def differences(before: Mapping[str, Any], now: RlSettings) -> list[str]:
     """Settings that a resumed run must not change and that differ from its config.json, as `key: a -> b`.
 
-    What the machine decided (slots, threads, tokens of a micro-batch) counts only where it is set by hand.
+    What was decided when it was started (slots, threads, tokens of a micro-batch; the directory of a model
+    that is handed over) counts only where it is set by hand.
     """
-    values = msgspec.to_builtins(now)
-    found = []
-    for key, value in values.items():
-        stored = before.get(key)
-        if key in MAY_CHANGE or (key in _MACHINE and value is None):
-            continue
-        if key == "sampler" and isinstance(stored, Mapping):
-            decided = {name: stored.get(name) for name in ("slots", "max_length") if value[name] is None}
-            value = {**value, **decided}
-        if value != stored:
-            found.append(f"{key}: {stored} -> {value}")
+    changes = diff_configs(before, dump_config(msgspec.to_builtins(now)))
+    found = [
+        str(change)
+        for change in changes
+        if re.split(r"[.[]", change.key, maxsplit=1)[0] not in MAY_CHANGE
+        and not (change.key in _DECIDED and change.new is None)
+    ]
     if now.lr_scheduler_type != "constant" and before.get("iterations") != now.iterations:
         found.append(
             f"iterations: {before.get('iterations')} -> {now.iterations} (the rate of each iteration follows "
@@ -263,4 +262,4 @@ def differences(before: Mapping[str, Any], now: RlSettings) -> list[str]:
     return found
 
 
-_MACHINE = ("threads", "micro_batch_tokens")
+_DECIDED = frozenset({"threads", "micro_batch_tokens", "sampler.slots", "sampler.max_length", "model.path"})

@@ -19,9 +19,11 @@ from rollbook.records.layout import TRAIN
 from rollbook.rl.groups import Group, Selection, select
 from rollbook.rl.opening import Trainer
 from rollbook.rl.settings import RlSettings
+from rollbook.runs.stop_signals import StopSignals
 from rollbook.train.batch import Batch, Column, Example
 from rollbook.train.engine import StepOutput
 from rollbook.train.export import NoTokenExport
+from rollbook.train.processes import Processes
 from rollbook.train.schedule import learning_rate
 from rollbook.train.token_records import Noted
 
@@ -106,11 +108,17 @@ def is_saved_after(settings: RlSettings, i: int) -> bool:
     return (i + 1) % settings.save_every == 0 or i + 1 == settings.iterations
 
 
-def assist(trainer: Trainer, settings: RlSettings, export: NoTokenExport) -> None:
+def assist(trainer: Trainer, settings: RlSettings, export: NoTokenExport, stop: StopSignals) -> None:
     """What every process but the first does: train what it is sent, until nothing more comes."""
     while (share := trainer.processes.scatter(None)) is not None:
         take_steps(trainer, settings, [share], export)
         finish_export(settings, export, share.iteration)
+        is_stopping(trainer.processes, stop)
+
+
+def is_stopping(processes: Processes, stop: StopSignals) -> bool:
+    """Whether any process was asked to stop: a signal may have come to one of them alone."""
+    return processes.any(stop.asked)
 
 
 def minibatches(examples: Sequence[Example], settings: RlSettings, i: int) -> list[list[Example]]:

@@ -21,7 +21,7 @@ from rollbook.rl import metrics
 from rollbook.rl.noise import NOISE_FLOOR_EVERY, NOTHING, measure_noise
 from rollbook.rl.opening import Job, Log, open_export_of, open_job, open_trainer, settle
 from rollbook.rl.player import GroupPlan, Played, Waiting
-from rollbook.rl.saving import save
+from rollbook.rl.saving import rotate, save
 from rollbook.rl.schedule import Schedule, is_evaluated
 from rollbook.rl.settings import EvalSettings, RlSettings
 from rollbook.rl.steps import (
@@ -29,11 +29,13 @@ from rollbook.rl.steps import (
     assist,
     finish_export,
     is_saved_after,
+    is_stopping,
     rate_of,
     take_steps,
     trained_record,
 )
 from rollbook.rl.tasks import TaskPool
+from rollbook.runs.reader import open_run
 from rollbook.runs.rollout_log import RolloutLog
 from rollbook.runs.stop_signals import Stopped, StopSignals
 from rollbook.samplers.local import LocalPolicy
@@ -88,11 +90,18 @@ def run_iteration(job: Job, i: int, before: str) -> str:
     job.note(i, values)
     report_findings(job, i, values)
     job.late_times.clear()
-    if is_saved_after(settings, i) or job.stop.asked:
+    return str(record.weights_digest)
+
+
+def save_if_due(job: Job, i: int) -> bool:
+    """Save if it is time; returns whether the run is to stop here, for which it is saved as well."""
+    stops = is_stopping(job.trainer.processes, job.stop)
+    if stops or is_saved_after(job.settings, i):
+        clock = metrics.Clock()
         with clock("save"):
             save(job, i + 1)
         job.late_times["time/save"] = clock.seconds["save"]
-    return str(record.weights_digest)
+    return stops
 
 
 def plans_of(settings: RlSettings, pools: Sequence[TaskPool], schedule: Schedule, i: int) -> list[GroupPlan]:
@@ -172,11 +181,13 @@ def play(
 
 
 def report_stall(job: Job, stage: str, waiting: Sequence[Waiting]) -> None:
-    """Name what is waited for: in the terminal, as an alert, and in full in stalls.jsonl."""
+    """Name what is waited for: the oldest in the terminal, all in stalls.jsonl.
+
+    It is no alert: equal runs have equal alerts, and another one may have had a faster machine.
+    """
     first = waiting[0]
     text = f"{len(waiting)} rollouts are open; the oldest, {first.name}, for {first.seconds:.0f} s"
-    job.run.alert(f"nothing has finished for a while in {stage}", text)
-    job.console.log(f"STALL in {stage}: {text}")
+    job.console.log(f"STALL in {stage}: nothing has finished for a while; {text}")
     job.stalls.append(encode({"stage": stage, "waiting": [item._asdict() for item in waiting]}))
 
 
@@ -206,46 +217,65 @@ def train(settings: RlSettings, *, resume: bool | str = False, log: Log = print)
     """
     processes = Processes()
     try:
+        log = log if processes.is_first else _silent
         start = settle(settings, resume)
-        settings, trainer = open_trainer(start, processes, log if processes.is_first else _silent)
-        if not processes.is_first:
-            with open_export_of(settings, trainer, processes.scatter(None)) as export:
-                assist(trainer, settings, export)
-            return RlResult(Path(settings.log_path), None, settings.iterations, None, {})
-        with (
-            StopSignals("saving after this iteration") as stop,
-            open_job(start, settings, trainer, log, stop) as job,
-        ):
-            return run_iterations(job)
+        processes.wait_for_all()  # all have seen the run as it is before the first one changes it
+        if start.is_complete:
+            log(complete_text(settings))
+            return result_of(settings)
+        settings, trainer = open_trainer(start, processes, log)
+        with StopSignals("saving after this iteration") as stop:
+            if processes.is_first:
+                with open_job(start, settings, trainer, log, stop) as job:
+                    run_iterations(job)
+            else:
+                with open_export_of(settings, trainer, processes.scatter(None)) as export:
+                    assist(trainer, settings, export, stop)
+        return result_of(settings)
     finally:
         processes.close()
 
 
-def run_iterations(job: Job) -> RlResult:
+def run_iterations(job: Job) -> None:
     settings, run, processes = job.settings, job.run, job.trainer.processes
+    rotate(job)  # which a kill may have cut short
     weights = weights_digest(job.trainer.model)
     for i in range(run.next_iteration, settings.iterations):
         weights = run_iteration(job, i, weights)
-        if job.stop.asked and i + 1 < settings.iterations:
+        if save_if_due(job, i) and i + 1 < settings.iterations:
+            processes.scatter([None] * processes.count)
             error = AlertError if job.stop.by_job else Stopped
-            raise error(
-                f"stopped after iteration {i} ({job.stop.reason}), checkpoint saved; --resume continues"
-            )
+            reason = job.stop.reason or "a signal to another process"
+            raise error(f"stopped after iteration {i} ({reason}), checkpoint saved; --resume continues")
     clock = metrics.Clock()
     values = run_evals(job, settings.iterations, clock)
     if values:
         run.log_metrics(values | clock.metrics() | job.late_times, step=settings.iterations)
     processes.scatter([None] * processes.count)
+
+
+def result_of(settings: RlSettings) -> RlResult:
+    """The result of a run that is at its end, from its files."""
+    run = open_run(settings.log_path)
     newest = newest_complete(read_checkpoints(run.files.checkpoints), run.files.root)
     checkpoint = run.files.root / str(newest.record.state_path) if newest else None
-    rewards = job.history.get("env/all/reward/total", {})
-    last = rewards.get(settings.iterations - 1)
+    rows = {int(row["step"]): row for row in run.metrics.by_step()}
+    last, final = (rows.get(step, {}) for step in (settings.iterations - 1, settings.iterations))
     evals = {
-        evaluation.name: values[key]
+        evaluation.name: final[key]
         for evaluation in settings.evals
-        if (key := f"{evaluation.name}/env/all/reward/total") in values
+        if (key := f"{evaluation.name}/env/all/reward/total") in final
     }
-    return RlResult(run.files.root, checkpoint, settings.iterations, last, evals)
+    reward = last.get("env/all/reward/total")
+    return RlResult(run.files.root, checkpoint, settings.iterations, reward, evals)
+
+
+def complete_text(settings: RlSettings) -> str:
+    more = 2 * settings.iterations or 1
+    return (
+        f"{settings.log_path} is complete: all {settings.iterations} iterations are done. To train on, set "
+        f"more of them, as iterations={more} --resume"
+    )
 
 
 def _silent(_: str) -> None:

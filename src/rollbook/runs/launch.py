@@ -118,5 +118,5 @@ def _become_torchrun(module: str, processes: int) -> None:
         "PYTHONSAFEPATH": "1",  # its children have no -P
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(GRACE_S)),  # it would kill them after 30 s
     }
-    command = python_command("torch.distributed.run", *own)
+    command = python_command("rollbook.runs.torchrun", *own)
     os.execve(command[0], command, environment)

@@ -38,13 +38,14 @@ def rewind(files: RunFiles, info: RunInfo, to: StoredCheckpoint | None) -> None:
             f"checkpoint {record.name!r} has no log_lengths: it was not written by rollbook, "
             "so the logs cannot be cut back to it; start a new run from its state_path",
         )
+    # First: if this is killed, it is done again to this checkpoint, not to a newer one without its logs.
+    _cut(files.checkpoints, to.end if to else 0, files, keep)
     _drop_later_iterations(files, record, lengths, keep)
     logs = {path.relative_to(files.root).as_posix() for path in log_paths(files, info)}
     for name in sorted(logs | {name for name in lengths if not is_iteration_file(name)}):
         _cut(files.root / name, lengths.get(name, 0), files, keep)
     _rewind_exports(files, info, record, keep)
     _drop_later_checkpoints(files, record, keep)
-    _cut(files.checkpoints, to.end if to else 0, files, keep)
     fsync_directory(files.root)
 
 

@@ -17,7 +17,7 @@ import msgspec
 from rollbook.errors import RollbookError, UsageError
 from rollbook.records.alerts import Level
 from rollbook.records.atomic import write_atomic
-from rollbook.records.complete import complete_directory, remove_unfinished
+from rollbook.records.complete import complete_directory, remove_directory, remove_unfinished
 from rollbook.records.metrics import ALIASES
 from rollbook.records.token_files import RunIdentity
 from rollbook.records.trainer_log import (
@@ -187,10 +187,7 @@ class SftRecord:
             if str(model.path.absolute()) not in spared and (best is None or model.step != best[0])
         ]
         for path in old[: max(0, len(models) - keep)]:
-            # Renamed first: a kill in the middle leaves no half checkpoint under a name that counts.
-            aside = path.with_name(f".{path.name}.removed.making")
-            path.rename(aside)
-            shutil.rmtree(aside, ignore_errors=True)
+            remove_directory(path)
 
     def _draw(self) -> None:
         from rollbook.runs.plots import curves_of, draw

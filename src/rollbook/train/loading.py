@@ -71,7 +71,7 @@ def load_model(
 def _source(settings: ModelSettings) -> Path | None:
     if settings.config is not None:
         return None
-    if settings.handed_over is not None:
+    if settings.path is None and settings.handed_over is not None:
         from rollbook.runs.handoff import resolve_checkpoint
 
         return Path(resolve_checkpoint(Path(settings.handed_over)))

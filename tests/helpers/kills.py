@@ -1,0 +1,99 @@
+"""A run of `rollbook rl` that is killed and resumed, again and again, and compared with an untouched one."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from helpers.equal_runs import differences
+from helpers.rl_runs import start_all
+from rollbook.records.checkpoints import read_checkpoints
+from rollbook.rl.settings import RlSettings
+
+
+class KilledRun:
+    """Each call but `end` is the life of one process. The first one starts the run, all others resume it."""
+
+    def __init__(self, settings: RlSettings, *, words: tuple[str, ...] = ()) -> None:
+        self.settings, self.root = settings, Path(settings.log_path)
+        self.kills = self.stops = 0
+        self._words = words  # of the next process
+        self._metrics: set[bytes] = set()  # every line that was ever there
+
+    def kill_at(self, moment: str, nth: int = 1, *, rank: int = 0) -> bool:
+        """False if the run ended before this moment came."""
+        return self._killed(None, rank, kill_at=moment, nth=nth)
+
+    def kill_after(self, seconds: float, *, rank: int = 0) -> bool:
+        return self._killed(seconds, rank)
+
+    def stop_at(
+        self, moment: str, nth: int = 1, *, rank: int = 0, how: signal.Signals = signal.SIGTERM
+    ) -> bool:
+        """Send one of its processes a signal at this moment, upon which all of them save and end.
+
+        False if the run ended: because the moment did not come, or in the last iteration.
+        """
+        codes, output = self._live(None, rank, kill_at=moment, nth=nth, how=how)
+        stopped = codes[0] == 130
+        assert not any(codes[stopped:]), f"{codes}: {output}"
+        assert stopped == ("checkpoint saved; --resume continues" in output), output
+        self.stops += stopped
+        return stopped
+
+    def end(self, whole: Path) -> None:
+        """Resume to the good end: the run is now like the untouched one, and nothing was lost on the way."""
+        codes, output = self._live(None, 0)
+        assert not any(codes), f"{codes}: {output}"
+        # A stop saves where nothing would be saved otherwise.
+        more = [name for name in _checkpoints(self.root) if int(name) % self.settings.save_every]
+        assert len(more) <= self.stops
+        unlike = differences(self.root, whole, more_checkpoints=more)
+        assert not unlike, f"{unlike}: {output}"
+        kept = set(_lines(self.root / "metrics.jsonl"))
+        for tail in self.root.glob("superseded/*/metrics.jsonl.*"):
+            kept.update(_lines(tail))
+        assert self._metrics <= kept
+        left = [path for path in self.root.rglob(".*") if path.name.endswith((".tmp", ".making"))]
+        assert left == []
+
+    def _killed(self, seconds: float | None, rank: int, **watched: Any) -> bool:
+        codes, output = self._live(seconds, rank, **watched)
+        killed = codes[rank] == -signal.SIGKILL
+        assert killed or not any(codes), f"{codes}: {output}"
+        self.kills += killed
+        return killed
+
+    def _live(self, seconds: float | None, rank: int, **watched: Any) -> tuple[list[int], str]:
+        """The exit codes of one life and what was printed in it."""
+        with ExitStack() as opened:
+            started = start_all(self.settings, *self._words, rank=rank, **watched)
+            trainers = [opened.enter_context(trainer) for trainer in started]
+            if seconds is not None:
+                time.sleep(seconds)
+                trainers[rank].send_signal(signal.SIGKILL)
+            if trainers[rank].wait() == -signal.SIGKILL:
+                for trainer in trainers:
+                    trainer.send_signal(signal.SIGTERM)  # as torchrun does
+            codes = [trainer.wait() for trainer in trainers]
+            output = "".join(trainer.output for trainer in trainers)
+        self._words = ("--resume",)
+        self._metrics.update(_lines(self.root / "metrics.jsonl"))
+        return codes, output
+
+
+def moments_of(log: Path) -> Counter[str]:
+    """How often each moment came."""
+    return Counter(log.read_text().splitlines())
+
+
+def _checkpoints(root: Path) -> list[str]:
+    return [stored.record.name for stored in read_checkpoints(root / "checkpoints.jsonl")]
+
+
+def _lines(path: Path) -> list[bytes]:
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []

@@ -101,7 +101,7 @@ def _install(home: Path) -> None:
 
 
 _SILENT = "a connection that sent nothing"
-# Some builds connect to their maker once for each tab, whatever is in it; no page of a test names these hosts.
+# Some builds call to their maker once for each tab, whatever is in it. No page of a test names these hosts.
 _OF_THE_BROWSER = re.compile(r"CONNECT [\w.-]+\.google(apis)?\.com:443 ")
 
 

@@ -181,7 +181,7 @@ class _Body:
         self._stack.append(_Frame(children, closing, False, anchor, ids))
 
     def _starts_open(self, node: Node, fold: str, parent: _Frame) -> bool:
-        """Whether a fold starts open: the first group with something to read, the first trajectory of each."""
+        """Whether a fold starts open: the first group in full, and the first trajectory of each."""
         if fold == "g":
             self.groups += 1
             self.groups_in_full += not _has_details_only(node)

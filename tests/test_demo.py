@@ -93,7 +93,9 @@ def test_both_runs_are_in_the_history_and_handed_over(files: DemoFiles) -> None:
         assert is_complete(Path(resolve_checkpoint(config)), verify=True)
 
 
-def test_the_table_shows_the_progress_and_where_to_look(printed: str, home: Path, summary: dict[str, Any]) -> None:
+def test_the_table_shows_the_progress_and_the_page_opens_at_a_conversation(
+    printed: str, home: Path, summary: dict[str, Any]
+) -> None:
     shown = dict(re.findall(r"^ +(\d+) +([\d.]+) +█", printed, re.MULTILINE))
     assert {int(step): float(reward) for step, reward in shown.items()} == pytest.approx(
         summary["held_out_by_iteration"], abs=5e-4
@@ -101,7 +103,8 @@ def test_the_table_shows_the_progress_and_where_to_look(printed: str, home: Path
     assert "20,480 rollouts, 0 failed, 0 alerts; checkpoints 000040, 000080" in printed
     (report,) = re.findall(r"^to read in a browser: (.*)", printed, re.MULTILINE)
     page = (home / report).read_text()
-    assert 'class="v"' in page.partition(" open>")[2].partition('<details class="s g"')[0]  # it opens at a conversation
+    opened = page.partition(" open>")[2].partition('<details class="s g"')[0]
+    assert 'class="v"' in opened
 
 
 def test_what_it_says_to_type_next_works(printed: str, home: Path, files: DemoFiles) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from rollbook.rl.opening import Job
@@ -10,11 +11,18 @@ from rollbook.runs.jobs.finish import HANDED_OVER
 from rollbook.train.state import save_training_state
 
 
-def save(job: Job, batch: int) -> Path:
-    """Write the checkpoint from which iteration `batch` is the next one; returns its directory."""
-    name = f"{batch:06d}"
+def checkpoint_name(batch: int) -> str:
+    return f"{batch:06d}"
+
+
+def save(job: Job, batch: int, log_lengths: Mapping[str, int] | None = None) -> Path:
+    """Write the checkpoint from which iteration `batch` is the next one; returns its directory.
+
+    `log_lengths` are those of the logs where they have gone on since.
+    """
+    name = checkpoint_name(batch)
     final = batch == job.settings.iterations
-    with job.run.checkpoint(name, batch=batch, final=final) as directory:
+    with job.run.checkpoint(name, batch=batch, final=final, log_lengths=log_lengths) as directory:
         save_training_state(directory, job.trainer.model, job.trainer.optimizer)
     if job.settings.save_total_limit is not None:
         rotate(job, job.settings.save_total_limit)
@@ -33,7 +41,7 @@ def rotate(job: Job, limit: int) -> None:
             kept.add(max(evaluated, key=lambda step: (evaluated[step], step)))
     for batch in batches:
         if batch not in kept:
-            shutil.rmtree(root / f"{batch:06d}")
+            shutil.rmtree(root / checkpoint_name(batch))
 
 
 def _handed_over(directory: Path) -> list[int]:

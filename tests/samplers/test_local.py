@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from rollbook.errors import UsageError
 from rollbook.policies.chat_format import ChatFormat
 from rollbook.records.turns import token_rows
 from rollbook.rollouts.episode import play
@@ -287,7 +288,7 @@ def test_too_long_a_prompt_is_refused_with_its_length(model: Model, chat_format:
     assert failure.value.kind is FailureKind.INVALID_REQUEST
     cut = asyncio.run(policy.act(asked("a" * 13, seed=3)))  # 16 tokens: room for four
     assert len(cut.token_ids or ()) <= 4
-    with pytest.raises(ValueError, match="max_length is 500, and the model has 128 positions"):
+    with pytest.raises(UsageError, match="max_length is 500, but the model has 128 positions"):
         policy_of(model, chat_format, max_length=500)
 
 

@@ -36,7 +36,7 @@ def rl(
     """Train with rewards: model, environments and sampler come from CONFIG, changes as learning_rate=1e-5."""
     from rollbook.cli.launched import run_job
     from rollbook.errors import UsageError
-    from rollbook.rl.launch import launch_of
+    from rollbook.rl.launch import launch_of, refuse_a_second_writer
     from rollbook.rl.opening import settle
     from rollbook.rl.settings import load_settings
 
@@ -46,9 +46,10 @@ def rl(
         return
     if resume and overwrite:
         raise UsageError("--resume continues a run and --overwrite starts over; choose one")
-    settle(settings, "start-over" if overwrite else resume)
-    launch = launch_of(settings, artifacts, config, resume=resume, overwrite=overwrite)
-    run_job(launch.job(), detach=detach, as_json=as_json)
+    refuse_a_second_writer(settings)
+    start = settle(settings, "start-over" if overwrite else resume)
+    launch = launch_of(start, artifacts, config, resume=resume, overwrite=overwrite)
+    run_job(launch.job(), detach=detach, as_json=as_json, on_stop="it saves first; --resume continues")
 
 
 def _preview(settings: RlSettings, as_json: bool) -> None:

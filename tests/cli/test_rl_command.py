@@ -1,0 +1,56 @@
+"""`rollbook rl` as it is typed: what is refused before anything starts, what a run leaves, what follows it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.rl_runs import config_of, write_setup
+from rollbook.records.layout import RunFiles
+from rollbook.records.locks import FileLock
+
+ROLLBOOK = str(Path(sys.executable).parent / "rollbook")
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_setup(tmp_path_factory.mktemp("command"))
+
+
+def rollbook(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([ROLLBOOK, *arguments], cwd=directory, capture_output=True, text=True)
+
+
+def write_config(setup: Path, directory: Path, **changes: object) -> Path:
+    path = directory / "config.yaml"
+    path.write_text(json.dumps(config_of(setup, directory / "run", **changes)))
+    return path
+
+
+def test_a_run_that_is_being_written_is_refused_and_the_history_stays_as_it_is(
+    setup: Path, tmp_path: Path
+) -> None:
+    write_config(setup, tmp_path)
+    files = RunFiles(tmp_path / "run")
+    files.root.mkdir()
+    files.run.write_text("{}")
+    for option in ("--resume", "--overwrite"):
+        with FileLock(files.run):
+            refused = rollbook(tmp_path, "rl", "config.yaml", option)
+        assert refused.returncode == 1
+        assert "is being written by another process" in refused.stderr
+        assert refused.stderr.count("rollbook:") == 1
+    assert not (tmp_path / "artifacts").exists()
+
+
+def test_an_error_of_the_run_is_said_once_and_its_end_is_named(setup: Path, tmp_path: Path) -> None:
+    write_config(setup, tmp_path, sampler={"max_length": 100_000})
+    failed = rollbook(tmp_path, "rl", "config.yaml")
+    assert failed.returncode == 2
+    said = failed.stdout + failed.stderr
+    assert said.count("max_length is 100000, but the model has 64 positions") == 1
+    assert failed.stderr.splitlines()[-1] == "rollbook: run failed: exit code 2"

@@ -98,14 +98,15 @@ class Console:
         reward = episode.reward
         self.log(f"  a rollout of iteration {i}, reward {'unknown' if reward is None else f'{reward:g}'}:")
         for message in conversation_of(episode):
-            self.log(f"  {_line(message)}")
+            self.log(f"  {line_of(message)}")
 
 
 def conversation_of(episode: Episode) -> list[Message]:
     return [*episode.prompt, *episode.messages]
 
 
-def _line(message: Mapping[str, Any]) -> str:
+def line_of(message: Mapping[str, Any]) -> str:
+    """A message in one line, its control characters spelled out."""
     content = message.get("content")
     text = content if isinstance(content, str) else "" if content is None else str(content)
     calls = "".join(f" [calls {call.get('function', call)}]" for call in message.get("tool_calls") or ())

@@ -41,7 +41,7 @@ def load(*words: str) -> RlSettings:
             "advantage: invalid enum value 'median'; choose one of: mean, std, leave_one_out",
         ),
         ("loss=ppo", "loss must be a mapping; write loss: {name: ppo}"),
-        ("loss.name=pp", "unknown loss 'pp'; did you mean 'ppo'?"),
+        ("loss.name=pp", "there is no loss 'pp'; there are: cross_entropy, importance_sampling, ppo, "),
         (
             "loss.clip_high=0.3",
             "loss.name is missing; choose one of: cross_entropy, importance_sampling, ppo",

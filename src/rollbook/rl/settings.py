@@ -175,7 +175,7 @@ _EXAMPLES = {
 
 def _check_name_of_loss(name: Any, where: str) -> None:
     known = [str(kind.__struct_config__.tag) for kind in typing.get_args(AnyLoss)]
-    if name not in known:
+    if name is not None and name not in known:
         raise UsageError(
             f"{where}: there is no loss {name!r}; there are: {', '.join(known)}. One of your own is passed "
             "as an object: rollbook.rl(config, loss=...)"

@@ -69,9 +69,8 @@ def run_iteration(job: Job, i: int, before: str) -> str:
         plans = plans_of(settings, job.pools, job.schedule, i)
         played = play(job, plans, log, version=i, stage=f"iteration {i}")
         if played.all_failed:
-            raise FailedRolloutsError(
-                f"iteration {i}: {played.why_failed}. Fix it, then continue with --resume"
-            )
+            why = f"iteration {i}: {played.why_failed}. Fix it, then continue with --resume"
+            raise FailedRolloutsError(why)
     with clock("assemble"):
         assembled = assemble(
             trainer, settings, played.groups, i, processes=trainer.processes.count, notes=notes_of(plans)

@@ -16,6 +16,7 @@ import fcntl
 import itertools
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -110,11 +111,16 @@ def _install(home: Path) -> None:
     aside.rename(home)
 
 
+_SILENT = "a connection that sent nothing"
+# Some builds call to their maker once for each tab, whatever is in it. No page of a test names these hosts.
+_OF_THE_BROWSER = re.compile(r"CONNECT [\w.-]+\.google(apis)?\.com:443 ")
+
+
 class Proxy:
     """Accepts every connection, notes its first line, answers nothing."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self._notes: list[str] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()
@@ -123,15 +129,26 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = self._listener.accept()
-                self.asked.append("a connection that sent nothing")  # until it does
-                place = len(self.asked) - 1
+                self._notes.append(_SILENT)  # until it does
+                place = len(self._notes) - 1
                 threading.Thread(target=self._note, args=(connection, place), daemon=True).start()
 
     def _note(self, connection: socket.socket, place: int) -> None:
         with connection, contextlib.suppress(OSError):
             connection.settimeout(5)
             if line := connection.recv(4096).split(b"\r\n", 1)[0].decode("latin-1"):
-                self.asked[place] = line
+                self._notes[place] = line
+
+    def mark(self) -> int:
+        """How many connections there were so far."""
+        return len(self._notes)
+
+    def asked_since(self, mark: int) -> list[str]:
+        """What the pages asked for since then; a connection that was just made gets a moment to say it."""
+        until = time.monotonic() + 2
+        while _SILENT in self._notes[mark:] and time.monotonic() < until:
+            time.sleep(0.01)
+        return [note for note in self._notes[mark:] if not _OF_THE_BROWSER.match(note)]
 
     def close(self) -> None:
         self._listener.close()

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 import rollbook
+from rollbook.cli import demo
 from rollbook.cli.demo import read_back
 from rollbook.demo.files import HELD_OUT, DemoFiles
 from rollbook.records.complete import is_complete
-from rollbook.rl.settings import load_settings
 from rollbook.runs.handoff import resolve_checkpoint
 from rollbook.runs.jobs.ledger import Ledger, Status
-from rollbook.train.losses import PpoClip
+from rollbook.runs.settings import read_yaml
 
 SCRIPTS = Path(sys.executable).parent
 
@@ -93,22 +93,49 @@ def test_both_runs_are_in_the_history_and_handed_over(files: DemoFiles) -> None:
         assert is_complete(Path(resolve_checkpoint(config)), verify=True)
 
 
-def test_the_table_shows_the_progress_and_what_to_type_next(
+def test_the_table_shows_the_progress_and_the_page_opens_at_a_conversation(
     printed: str, home: Path, summary: dict[str, Any]
 ) -> None:
-    shown = dict(re.findall(r"before iteration +(\d+) +\S* +([\d.]+)", printed))
+    shown = dict(re.findall(r"^ +(\d+) +([\d.]+) +█", printed, re.MULTILINE))
     assert {int(step): float(reward) for step, reward in shown.items()} == pytest.approx(
         summary["held_out_by_iteration"], abs=5e-4
     )
     assert "20,480 rollouts, 0 failed, 0 alerts; checkpoints 000040, 000080" in printed
-    page, query, again = printed.partition("\nnext:\n")[2].splitlines()
-    report = home / shlex.split(page, comments=True)[1]
-    assert "<html" in report.read_text()[:500]
-    asked = typed(home, *shlex.split(query))
-    assert asked.returncode == 0 and "eval/test" in asked.stdout, asked.stderr
-    program, command, config, *words = shlex.split(again)
-    assert (program, command) == ("rollbook", "rl")
-    assert load_settings(home / config, words).loss == PpoClip()
+    (report,) = re.findall(r"^to read in a browser: (.*)", printed, re.MULTILINE)
+    page = (home / report).read_text()
+    opened = page.partition(" open>")[2].partition('<details class="s g"')[0]
+    assert 'class="v"' in opened
+
+
+def test_what_it_says_to_type_next_works(printed: str, home: Path, files: DemoFiles) -> None:
+    wrong, again, compare = map(shlex.split, printed.partition("\nnext:\n")[2].splitlines())
+    asked = typed(home, *wrong)
+    assert asked.returncode == 0 and asked.stdout.startswith("task_id  answer"), asked.stderr
+    assert again[:2] == ["rollbook", "rl"] and again[-2] == "--artifacts"
+    config, *words = again[2:-2]
+    given = read_yaml(home / config)  # paths in it are relative to where the demo was typed
+    given["model"]["from"] = str(home / given["model"]["from"])
+    given["environments"][0]["tasks"] = str(home / given["environments"][0]["tasks"])
+    given["evals"][0]["tasks"] = str(home / given["evals"][0]["tasks"])
+    other = home / "demo" / "run-2"
+    assert words == [f"log_path={other.relative_to(home)}", "loss.name=ppo"]
+    rollbook.rl(given, f"log_path={other}", "loss.name=ppo", "iterations=1", log=lambda _: None)
+    compared = typed(home, *compare)
+    assert "loss.name: 'importance_sampling' -> 'ppo'" in compared.stdout, compared.stderr
+
+
+def test_a_program_that_is_not_on_the_path_is_called_by_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "rollbook"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert demo._program() == "rollbook"
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.chdir(tmp_path)
+    assert demo._program() == "bin/rollbook"
 
 
 def test_a_directory_with_something_in_it_is_refused(home: Path, printed: str) -> None:

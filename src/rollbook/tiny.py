@@ -6,7 +6,8 @@ config, tokenizer, chat template with tools, weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,24 @@ def write_tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: Any = LlamaForCausalLM(tiny_config(tokenizer, **sizes))
-    model.save_pretrained(directory)
+    with _no_progress_bar():
+        model.save_pretrained(directory)
     return directory
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Keeps transformers from drawing a bar for a file of a millisecond."""
+    from transformers.utils import logging
+
+    bars: Any = logging  # its functions have no types
+    was_on = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            bars.enable_progress_bar()
 
 
 def tiny_config(

@@ -1,58 +1,70 @@
-"""`rollbook rl` in the background, and `rollbook stop`."""
+"""`rollbook rl` as it is typed: what is refused before anything starts, and what a run hands over."""
 
 from __future__ import annotations
 
 import json
-import time
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from helpers.rl_runs import config_of, write_setup
-from rollbook.cli.main import main
-from rollbook.records.checkpoints import read_checkpoints
-from rollbook.rl.settings import load_settings
-from rollbook.rl.train import train
-from rollbook.runs.jobs.ledger import Ledger
+from rollbook.records.layout import RunFiles
+from rollbook.records.locks import FileLock
 
-PATIENCE_S = 120.0
-MANY = 100_000
+ROLLBOOK = str(Path(sys.executable).parent / "rollbook")
 
 
-def call(*words: object) -> None:
-    with pytest.raises(SystemExit, match=r"^0$"):
-        main([str(word) for word in words])
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_setup(tmp_path_factory.mktemp("command"))
 
 
-def wait_for_lines(path: Path, count: int) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not path.exists() or path.read_bytes().count(b"\n") < count:
-        assert time.monotonic() < end, f"{path} never had {count} lines"
-        time.sleep(0.05)
+def rollbook(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([ROLLBOOK, *arguments], cwd=directory, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.faults)])
-def test_stop_saves_and_resume_continues(tmp_path: Path, processes: int) -> None:
-    setup, run, artifacts = write_setup(tmp_path / "setup"), tmp_path / "run", tmp_path / "artifacts"
-    changes: dict[str, Any] = {"iterations": MANY, "save_every": MANY, "evals": [], "processes": processes}
-    config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(config_of(setup, run, **changes)))
-    call("rl", config, "--detach", "--artifacts", artifacts)
-    wait_for_lines(run / "metrics.jsonl", 2)
-    call("stop", "run", "--artifacts", artifacts)
-    record = Ledger(artifacts).get("run")
-    assert (record.status, record.exit_code, record.signal) == ("interrupted", 130, "SIGTERM")
-    (saved,) = read_checkpoints(run / "checkpoints.jsonl")
-    done = saved.record.batch
-    assert done is not None and done >= 2 and record.checkpoint == {
-        "path": str(run / f"checkpoints/{done:06d}"),
-        "step": done,
-    }  # fmt: skip
-    if processes == 1:
-        train(load_settings(config, [f"iterations={done + 1}"]), resume=True, log=lambda _: None)
-    else:
-        call("rl", config, f"iterations={done + 1}", "--resume", "--artifacts", artifacts)
-    finished = [json.loads(line)["iteration"] for line in (run / "iterations.jsonl").open()]
-    assert finished == list(range(done + 1))
+def write_config(setup: Path, directory: Path, **changes: object) -> Path:
+    path = directory / "config.yaml"
+    path.write_text(json.dumps(config_of(setup, directory / "run", **changes)))
+    return path
+
+
+def test_a_run_that_is_being_written_is_refused_and_the_history_stays_as_it_is(
+    setup: Path, tmp_path: Path
+) -> None:
+    write_config(setup, tmp_path)
+    files = RunFiles(tmp_path / "run")
+    files.root.mkdir()
+    files.run.write_text("{}")
+    for option in ("--resume", "--overwrite"):
+        with FileLock(files.run):
+            refused = rollbook(tmp_path, "rl", "config.yaml", option)
+        assert refused.returncode == 1
+        assert "is being written by another process" in refused.stderr
+        assert refused.stderr.count("rollbook:") == 1
+    assert not (tmp_path / "artifacts").exists()
+
+
+def test_an_error_of_the_run_is_said_once_and_its_end_is_named(setup: Path, tmp_path: Path) -> None:
+    write_config(setup, tmp_path, sampler={"max_length": 100_000})
+    failed = rollbook(tmp_path, "rl", "config.yaml")
+    assert failed.returncode == 2
+    said = failed.stdout + failed.stderr
+    assert said.count("max_length is 100000, but the model has 64 positions") == 1
+    assert failed.stderr.splitlines()[-1] == "rollbook: run failed: exit code 2"
+
+
+def test_a_run_that_only_had_its_last_evaluation_left_hands_its_result_over(
+    setup: Path, tmp_path: Path
+) -> None:
+    config = write_config(setup, tmp_path, iterations=2)
+    assert rollbook(tmp_path, "rl", "config.yaml").returncode == 0
+    config.write_text(json.dumps(config_of(setup, tmp_path / "run", iterations=2)))  # as before the handoff
+    resumed = rollbook(tmp_path, "rl", "config.yaml", "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "handoff: written: checkpoint of step 2" in resumed.stderr
+    assert "run/checkpoints/000002" in config.read_text()
+    runs = json.loads(rollbook(tmp_path, "history", "--json").stdout)
+    assert [run["checkpoint"]["step"] for run in runs] == [2, 2]

@@ -300,8 +300,9 @@ def resumed(setup: Path, directory: Path) -> None:
 
 class Hangs(Fragile):
     async def step(self, message: dict[str, Any]) -> Feedback:
-        await asyncio.sleep(3600)
-        raise AssertionError
+        if self._broken:
+            await asyncio.sleep(3600)
+        return Feedback(reward=1.0)
 
 
 def test_t25_and_t34_rollouts_that_hang_are_named_and_then_failures(setup: Path, tmp_path: Path) -> None:
@@ -313,18 +314,19 @@ def test_t25_and_t34_rollouts_that_hang_are_named_and_then_failures(setup: Path,
     said: list[str] = []
     train(settings, log=said.append)
     run = tmp_path / "run"
-    for rollout in rollouts(run):
+    hung = [rollout for rollout in rollouts(run) if rollout.traj_idx == 1]
+    for rollout in hung:
         assert (rollout.status, rollout.total_reward) == (Status.ERROR, None)
         assert rollout.error == "timeout: the episode, now in Hangs.step, took longer than 1.5 s"
     (record,) = iterations(run)
-    assert (record.timeouts, record.retries) == (8, 0) and not record.steps
+    assert (record.timeouts, record.retries) == (2, 0) and not record.steps
     (row,) = metrics(run)
-    assert row["env/all/rollouts/failed"] == 8 and row["groups/trained"] == 0
-    assert "env/all/reward/total" not in row and "truncated/share" not in row
+    assert row["env/all/rollouts/failed"] == len(hung) == 2 and row["groups/trained"] == 0
+    assert row["env/all/reward/total"] == 1.0 and row["env/all/rollouts/ok"] == 6
     stalls = [json.loads(line) for line in (run / "stalls.jsonl").read_text().splitlines()]
-    assert len(stalls[0]["waiting"]) == 8
+    assert len(stalls[0]["waiting"]) == 2
     assert stalls[0]["waiting"][0]["name"].startswith("group ")
-    assert any(line.startswith("STALL in iteration 0: 8 rollouts are open; the oldest") for line in said)
+    assert any(line.startswith("STALL in iteration 0: 2 rollouts are open; the oldest") for line in said)
     titles = [alert.title for alert in rollbook.open_run(run).alerts()]
     assert titles[0] == "nothing has finished for a while in iteration 0"
 

@@ -72,6 +72,17 @@ def test_files_do_not_show_the_order_in_which_rollouts_finished(tmp_path: Path) 
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+def test_the_page_opens_where_there_is_something_to_read_and_says_how_much_that_is(tmp_path: Path) -> None:
+    with Run(tmp_path, num_groups_to_log=1) as run, run.rollouts(0) as rollouts:
+        for group_idx in range(3):
+            with rollouts.group(group_idx, tags=["sums"]) as group:
+                group.add(trajectory(group_idx, 0))
+    page = (tmp_path / NAMES[0]).read_text()
+    assert re.findall(r'<details class="s g" id="(g\d)"[^>]* open>', page) == ["g1"]  # of the middle reward
+    assert "3 groups, 1 of them in full · 1 trajectory shown" in page
+    assert page.count("<small>tags sums</small>") == 3
+
+
 def test_the_report_shows_what_was_noted_graded_and_earned(tmp_path: Path) -> None:
     record(tmp_path, [(2, 0), (0, 1), (0, 0), (2, 1), (1, 0)])
     tree = json.loads((tmp_path / NAMES[1]).read_text())["root"]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from rollbook.errors import UsageError
 from rollbook.policies.chat_format import ChatFormat
 from rollbook.records.turns import token_rows
 from rollbook.rollouts.episode import play
@@ -282,14 +283,12 @@ def test_a_model_whose_rows_see_each_other_is_for_evals_only(
 
 def test_too_long_a_prompt_is_refused_with_its_length(model: Model, chat_format: ChatFormat) -> None:
     policy = policy_of(model, chat_format, max_length=20)
-    with pytest.raises(
-        RolloutFailure, match="the prompt has 33 tokens, and the model's length allows 20"
-    ) as failure:
+    with pytest.raises(RolloutFailure, match="the prompt has 33 tokens, and max_length allows 20") as failure:
         asyncio.run(policy.act(asked("a" * 30)))
     assert failure.value.kind is FailureKind.INVALID_REQUEST
     cut = asyncio.run(policy.act(asked("a" * 13, seed=3)))  # 16 tokens: room for four
     assert len(cut.token_ids or ()) <= 4
-    with pytest.raises(ValueError, match="max_length is 500, and the model has 128 positions"):
+    with pytest.raises(UsageError, match="max_length is 500, but the model has 128 positions"):
         policy_of(model, chat_format, max_length=500)
 
 

@@ -191,13 +191,13 @@ def test_on_and_off_are_words_also_in_yaml(tmp_path: Path) -> None:
         ("training.learning_rat=1", "did you mean 'learning_rate'?"),
         ("training.save_steps=0", "save_steps: must be at least 1"),
         ("data.train=missing.jsonl", "missing.jsonl: no such file"),
-        ("model.path=somewhere", "give exactly one of path, from"),
+        ("model.path=somewhere", "give exactly one of path (a directory), from"),
         ("data.train=[]", "data.train is empty"),
         ("training.output_dir=..", "output_dir '..' has no name of its own"),
         ("training.learning_rate=-1", "learning_rate: must be at least 0"),
         ("model.lora={rank: 4, alpha: 0}", "model.lora.alpha"),
         ("data.eval=[]", "data.eval is empty"),
-        ("model.lora={rank: 4}", "adapters are saved without the weights below them; set model.path"),
+        ("model.lora={rank: 4}", "adapters are saved without the weights below them; set path"),
     ],
 )
 def test_bad_settings_are_named_before_anything_happens(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -74,7 +75,8 @@ def read_back(files: DemoFiles) -> dict[str, Any]:
     }
     rewards = [row["env/all/reward/total"] for row in rows if "env/all/reward/total" in row]
     alerts = [f"{alert.title}: {alert.text}" for alert in run.alerts()]
-    report = next(item for item in run.iterations("train") if item.iteration == len(rewards) // 2)
+    undecided = min(range(len(rewards)), key=lambda i: abs(rewards[i] - 0.5))  # where there is most to see
+    report = next(item for item in run.iterations("train") if item.iteration == undecided)
     return {
         "run": str(files.run),
         "rollouts": int(sum(row.get("env/all/rollouts/ok", 0) for row in rows)),
@@ -85,29 +87,85 @@ def read_back(files: DemoFiles) -> dict[str, Any]:
         "after": held_out[max(held_out)],
         "alerts": alerts,
         "checkpoints": [checkpoint.name for checkpoint in run.checkpoints()],
-        "report": os.path.relpath(report.files[Artifact.HTML]),
+        "report": {
+            "iteration": report.iteration,
+            "groups_in_full": groups_in_full(report.files[Artifact.LOGTREE]),
+            "file": _from_here(report.files[Artifact.HTML]),
+        },
     }
 
 
+def groups_in_full(logtree: Path) -> list[int]:
+    """The groups of a report that show their conversations."""
+    from rollbook.records.logtree import find_conversations, read
+
+    return sorted({int(found.ids["group_idx"]) for found in find_conversations(read(logtree))})
+
+
 def _show(files: DemoFiles, summary: dict[str, Any]) -> None:
+    from rich.table import Table
+
     from rollbook.cli.output import console
 
     out = console()
-    out.print("\nmean reward on tasks that were held out of training", style="bold")
-    for iteration, reward in summary["held_out_by_iteration"].items():
-        bar = "█" * round(reward * _BAR_WIDTH)
-        out.print(f"  before iteration {iteration:>3}  [green]{bar:<{_BAR_WIDTH}}[/]  {reward:.3f}")
-    checkpoints = ", ".join(summary["checkpoints"])
-    out.print(
-        f"\n{summary['rollouts']:,} rollouts, {summary['failed']} failed, {len(summary['alerts'])} alerts; "
-        f"checkpoints {checkpoints}; {summary['seconds']:.0f} s in all",
-        markup=False,
-    )
-    question = "select split, count(*) as n, avg(reward) as reward from rollouts group by split"
-    out.print("\nnext:")
-    for command in (
-        f"open {summary['report']}     # prompts, answers and rewards, in a browser",
-        f'rollbook query "{question}" {files.run}',
-        f"rollbook rl {files.rl} log_path={files.directory / 'run-2'} loss.name=ppo",
+    rewards = summary["reward_by_iteration"]
+    table = Table(title="what happened: mean reward", title_justify="left", box=None, padding=(0, 2))
+    table.add_column("before iteration", justify="right")
+    table.add_column("held-out tasks", justify="right")
+    table.add_column("", width=_BAR_WIDTH, style="green")
+    table.add_column("training, last 10", justify="right")
+    for iteration, held_out in summary["held_out_by_iteration"].items():
+        recent = rewards[max(0, iteration - 10) : iteration]
+        trained = f"{fmean(recent):.3f}" if recent else "-"
+        table.add_row(str(iteration), f"{held_out:.3f}", "█" * round(held_out * _BAR_WIDTH), trained)
+    out.print()
+    out.print(table)
+    report = summary["report"]
+    conversations = ", ".join(map(str, report["groups_in_full"]))
+    for line in (
+        "",
+        f"{summary['rollouts']:,} rollouts, {summary['failed']} failed, {len(summary['alerts'])} alerts; "
+        f"checkpoints {', '.join(summary['checkpoints'])}; {summary['seconds']:.0f} s in all",
+        f"to read in a browser: {report['file']}",
+        f"    iteration {report['iteration']}: prompts, answers, rewards; groups {conversations} in full",
+        "",
+        "next:",
+        *(f"  {_program()} {' '.join(map(_quoted, command))}" for command in next_commands(files)),
     ):
-        out.print(f"  {command}", markup=False)
+        out.print(line, markup=False)
+
+
+def next_commands(files: DemoFiles) -> list[list[str]]:
+    """What to type after `rollbook`: which tasks are still wrong; train otherwise; compare the two runs."""
+    wrong = (
+        "select task_id, content as answer from transcripts join rollouts "
+        "using (run, split, iteration, group_idx, traj_idx, task_id) "
+        "where role = 'assistant' and split = 'eval/test' and reward < 1 order by iteration desc limit 5"
+    )
+    other = str(files.directory / "run-2")
+    artifacts = ["--artifacts", str(files.artifacts)]
+    return [
+        ["query", wrong, str(files.run)],
+        ["rl", str(files.rl), f"log_path={other}", "loss.name=ppo", *artifacts],
+        ["diff", str(files.run), other],
+    ]
+
+
+def _quoted(word: str) -> str:
+    """A word for a shell, in double quotes where that is easier to read."""
+    return f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else shlex.quote(word)
+
+
+def _program() -> str:
+    """How this program is called from here: its name alone where the PATH leads to it."""
+    program = Path(sys.argv[0])
+    found = shutil.which(program.name)
+    if found is not None and program.exists() and Path(found).samefile(program):
+        return program.name
+    return _from_here(program)
+
+
+def _from_here(path: Path) -> str:
+    """A path below the working directory without it."""
+    path, here = path.absolute(), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

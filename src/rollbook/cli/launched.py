@@ -46,7 +46,7 @@ def run_attached(job: Job, as_json: bool) -> NoReturn:
         print_json(end)
         sys.exit(exit_code_for(end))
     if end.status != "completed":
-        why = why_failed(end.reason, end.error, end.exit_code)
+        why = why_failed(end.reason, None, end.exit_code)  # the error itself has just been shown
         print(printable(f"rollbook: {job.name} {end.status}: {why}"), file=sys.stderr)
     if handoff := end.extra.get("handoff"):
         print(printable(f"rollbook: handoff: {handoff}"), file=sys.stderr)

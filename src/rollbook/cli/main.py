@@ -46,7 +46,9 @@ def main(arguments: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
         sys.exit(_NOBODY_READS)
     except RollbookError as error:
-        print(f"rollbook: {error}", file=sys.stderr)
+        from rollbook.records.printable import printable
+
+        print(printable(f"rollbook: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("rollbook: interrupted", file=sys.stderr)

@@ -1,18 +1,18 @@
 """What commands share in talking to a person: a console, progress, safe text.
 
 Progress is a bar on a terminal and, in a log, a plain line now and then without carriage returns. Model
-output that reaches a terminal goes through `printable` first: an escape sequence in a completion must not
-be able to move the cursor, set the title or hide text.
+output that reaches a terminal goes through `printable` first.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from rollbook.records.printable import printable as printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,13 +81,3 @@ class _LogLines:
             done, total = self._done // self._unit, self._total // self._unit
             unit = "" if self._unit == 1 else " MB"
             print(f"{self._label}: {done} of {total}{unit}", file=sys.stderr, flush=True)
-
-
-def printable(text: str) -> str:
-    """Control and format characters as visible code points; newlines and tabs stay."""
-    return "".join(
-        char
-        if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs")
-        else f"<U+{ord(char):04X}>"
-        for char in text
-    )

@@ -11,7 +11,10 @@ import typer
 from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, print_json
 
 if TYPE_CHECKING:
+    from rollbook.rl.preview import EnvironmentPreview
     from rollbook.rl.settings import RlSettings
+
+_WIDTH = 200  # characters of a rollout that are shown
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -36,10 +39,9 @@ def rl(
     """Train with rewards: model, environments and sampler come from CONFIG, changes as learning_rate=1e-5."""
     from rollbook.cli.launched import run_job
     from rollbook.errors import UsageError
-    from rollbook.rl.launch import launch_of
+    from rollbook.rl.launch import launch_of, refuse_a_second_writer
     from rollbook.rl.opening import settle
     from rollbook.rl.settings import load_settings
-    from rollbook.rl.train import complete_text
 
     settings = load_settings(config, overrides or [])
     if dry_run:
@@ -47,37 +49,51 @@ def rl(
         return
     if resume and overwrite:
         raise UsageError("--resume continues a run and --overwrite starts over; choose one")
-    if settle(settings, "start-over" if overwrite else resume).is_complete:
-        text = complete_text(settings)
-        print(text) if not as_json else print_json({"status": "completed", "reason": text})
-        return
-    launch = launch_of(settings, artifacts, config, resume=resume, overwrite=overwrite)
-    run_job(launch.job(), detach=detach, as_json=as_json)
+    refuse_a_second_writer(settings)
+    start = settle(settings, "start-over" if overwrite else resume)
+    launch = launch_of(start, artifacts, config, resume=resume, overwrite=overwrite)
+    run_job(launch.job(), detach=detach, as_json=as_json, on_stop="it saves first; --resume continues")
 
 
 def _preview(settings: RlSettings, as_json: bool) -> None:
     from rollbook.cli.output import printable
     from rollbook.rl.preview import preview
+    from rollbook.train.memory import gib
 
     found = preview(settings, lambda text: print(text, file=sys.stderr, flush=True))
     if as_json:
         print_json(found)
         return
-    print(f"\nthe first prompt, {found.prompt_tokens} tokens, as the model sees it:")
-    print(printable(found.prompt))
-    print(f"\none group of {len(found.group)}:")
-    for rollout in found.group:
-        said = " | ".join(repr(m.get("content")) for m in rollout.messages if m.get("role") != "user")
-        print(printable(f"  reward {rollout.reward:g}  {rollout.finish_reason:<10} {said[:200]}"))
+    for environment in found.environments:
+        _show_environment(environment)
     reward = "unknown" if found.reward is None else f"{found.reward:.3f}"
     print(f"\n{found.groups} groups: mean reward {reward}, {found.mixed:.0%} with different rewards")
+    if len(found.environments) > 1:
+        for environment in found.environments:
+            own = "unknown" if environment.reward is None else f"{environment.reward:.3f}"
+            mixed = f"{environment.mixed:.0%} with different rewards"
+            print(printable(f"  {environment.name}: {environment.groups} groups, mean reward {own}, {mixed}"))
     sample_s, train_s = found.seconds_sample, found.seconds_train
-    print(f"an iteration: about {sample_s:.1f} s of sampling and {train_s:.1f} s of training")
-    parts = ("weights", "optimizer", "cache", "used", "free")
-    sizes = {part: getattr(found, f"bytes_{part}") / 2**20 for part in parts}
+    print(f"an iteration: about {sample_s:.2g} s of sampling and {train_s:.2g} s of training")
+    memory = found.memory
+    activations = "not measured" if memory.activations is None else gib(memory.activations)
+    free = "" if memory.free is None else f" of {gib(memory.free)} that were free"
     print(
-        "memory in MiB: weights {weights:,.0f}, optimiser {optimizer:,.0f}, cache of the sampler "
-        "{cache:,.0f}; at most {used:,.0f} in use, {free:,.0f} free".format(**sizes)
+        f"memory: weights {gib(memory.weights)}, optimiser {gib(memory.optimizer)}, keys and values "
+        f"{gib(memory.cache)}, activations {activations}: {gib(memory.total)}{free}"
     )
     for advice in found.advice:
-        print(f"note: {advice}")
+        print(printable(f"note: {advice}"))
+
+
+def _show_environment(found: EnvironmentPreview) -> None:
+    from rollbook.cli.output import printable
+    from rollbook.rl.console import line_of
+
+    print(printable(f"\n{found.name}: the first prompt, {found.prompt_tokens} tokens, as the model sees it:"))
+    print(printable(found.prompt))
+    print(f"its rollouts, {len(found.group)} that did not fail:")
+    for rollout in found.group:
+        said = " | ".join(map(line_of, rollout.replies))
+        reward = "unknown" if rollout.reward is None else f"{rollout.reward:g}"
+        print(printable(f"  reward {reward}  {rollout.finish_reason or '-':<10} {said[:_WIDTH]}"))

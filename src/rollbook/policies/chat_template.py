@@ -22,6 +22,8 @@ Message = dict[str, Any]
 
 # Unicode keeps these for use inside a program; one that a conversation contains anyway is not taken.
 _CUTS = [chr(number) for number in range(0xFDD0, 0xFDF0)]
+# A template writes a few thousand characters of its own. One that writes millions would fill the memory.
+_MOST_OF_ITS_OWN = 1_000_000
 _TAG = re.compile(r"[<\[|]\S*[>\]|]")
 _OTHERS_WRITE = frozenset({"user", "tool"})
 
@@ -102,7 +104,19 @@ class ChatTemplate:
                     "the tokenizer has no chat template; set model.chat_template to a file with one"
                 ) from None
             raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
+        self._refuse_endless(str(text), given)
         return str(text)
+
+    @staticmethod
+    def _refuse_endless(text: str, given: Protected) -> None:
+        if len(text) <= _MOST_OF_ITS_OWN:
+            return
+        size = len(orjson.dumps([given.messages, given.tools], default=str))
+        if len(text) > _MOST_OF_ITS_OWN + 4 * size:
+            raise TemplateError(
+                f"the chat template makes {len(text):,} characters of a conversation of about {size:,}; set "
+                "model.chat_template to a file with another one"
+            )
 
     def encode(self, text: str, cut: str = "") -> Encoded:
         """Tokens of rendered text. What the template itself writes becomes control tokens."""

@@ -9,7 +9,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rollbook.records.printable import printable
 from rollbook.rl.groups import Group
+from rollbook.rl.player import Played
 from rollbook.rl.watch import Finding
 from rollbook.rollouts.types import Episode, Message
 
@@ -44,12 +46,15 @@ _COLUMNS = (
 
 class Console:
     def __init__(self, log: Log, *, total: int, samples_every: int) -> None:
-        self.log, self._total, self._samples_every = log, total, samples_every
+        self._log, self._total, self._samples_every = log, total, samples_every
         self._lines = 0
         self._shows_progress = sys.stdout.isatty()
         self._width = len(str(total))
 
-    def iteration(self, i: int, values: Mapping[str, float], groups: Sequence[Group]) -> None:
+    def log(self, text: str) -> None:
+        self._log(printable(text))
+
+    def iteration(self, i: int, values: Mapping[str, float], played: Played) -> None:
         if self._lines % _HEADER_EVERY == 0:
             titles = " ".join(column.title.rjust(column.width) for column in _COLUMNS)
             self.log(f"{'iteration'.ljust(self._width * 2 + 8)} {titles}")
@@ -57,16 +62,18 @@ class Console:
         cells = " ".join(column.cell(values) for column in _COLUMNS)
         label = f"{i:>{self._width}}/{self._total}".ljust(self._width * 2 + 8)
         self.log(f"{label} {cells}")
+        self._failures(played)
         if self._samples_every and i % self._samples_every == 0:
-            self._sample(i, groups)
+            self._sample(i, played.groups)
 
-    def evaluation(self, name: str, before: int, values: Mapping[str, float]) -> None:
+    def evaluation(self, name: str, before: int, values: Mapping[str, float], played: Played) -> None:
         reward = values.get(f"{name}/env/all/reward/total")
         ok, failed = (values.get(f"{name}/env/all/rollouts/{key}", 0) for key in ("ok", "failed"))
         shown = "no reward" if reward is None else f"mean reward {reward:.3f}"
         self.log(
             f"eval {name} before iteration {before}: {shown} over {ok:.0f} rollouts, {failed:.0f} failed"
         )
+        self._failures(played)
 
     def alert(self, i: int, finding: Finding) -> None:
         self.log(f"ALERT in iteration {i}: {finding.title}: {finding.text}")
@@ -77,6 +84,11 @@ class Console:
             sys.stdout.write(f"\r{stage}: {done}/{expected} rollouts{end}")
             sys.stdout.flush()
 
+    def _failures(self, played: Played) -> None:
+        """Say why rollouts failed."""
+        if played.errors:
+            self.log(f"  {shortened(played.why_failed)}")
+
     def _sample(self, i: int, groups: Sequence[Group]) -> None:
         """One rollout, another one each time."""
         episodes = [episode for group in groups for episode in group.episodes if episode is not None]
@@ -86,17 +98,20 @@ class Console:
         reward = episode.reward
         self.log(f"  a rollout of iteration {i}, reward {'unknown' if reward is None else f'{reward:g}'}:")
         for message in conversation_of(episode):
-            self.log(f"  {_line(message)}")
+            self.log(f"  {line_of(message)}")
 
 
 def conversation_of(episode: Episode) -> list[Message]:
     return [*episode.prompt, *episode.messages]
 
 
-def _line(message: Mapping[str, Any]) -> str:
+def line_of(message: Mapping[str, Any]) -> str:
+    """A message in one line, its control characters spelled out."""
     content = message.get("content")
     text = content if isinstance(content, str) else "" if content is None else str(content)
     calls = "".join(f" [calls {call.get('function', call)}]" for call in message.get("tool_calls") or ())
-    if len(text) > _TEXT_WIDTH:
-        text = f"{text[:_TEXT_WIDTH]}... ({len(text)} characters)"
-    return f"{message.get('role')}: {text!r}{calls}"
+    return f"{message.get('role')}: {shortened(text)!r}{calls}"
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= _TEXT_WIDTH else f"{text[:_TEXT_WIDTH]}... ({len(text)} characters)"

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rollbook.records.layout import RunFiles
+from rollbook.records.locks import FileLock
+from rollbook.rl.opening import Start
 from rollbook.rl.settings import RlSettings
 from rollbook.runs.launch import Launch
 
 
-def launch_of(
-    settings: RlSettings, artifacts: Path, config: Path, *, resume: bool, overwrite: bool
-) -> Launch:
+def refuse_a_second_writer(settings: RlSettings) -> None:
+    """Before the history knows of it: an attempt that could only fail would be the newest of its name."""
+    run = RunFiles(Path(settings.log_path).expanduser().absolute()).run
+    if run.exists():
+        FileLock(run).release()
+
+
+def launch_of(start: Start, artifacts: Path, config: Path, *, resume: bool, overwrite: bool) -> Launch:
+    settings = start.settings
     return Launch(
         kind="rl",
         module="rollbook.rl.main",
         settings=settings,
         name=settings.run_name,
-        output_dir=Path(settings.log_path),
+        output_dir=Path(settings.log_path).expanduser(),
         artifacts=artifacts,
         config=config if config.suffix in (".yaml", ".yml") else None,
         data=data_files(settings),
         resume=resume,
         overwrite=overwrite,
+        resumed_from=str(start.checkpoint) if start.checkpoint else None,
     )
 
 

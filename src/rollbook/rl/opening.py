@@ -40,6 +40,7 @@ from rollbook.train.engine import Engine
 from rollbook.train.export import NoTokenExport, open_export
 from rollbook.train.loading import DTYPES, load_model
 from rollbook.train.machine import choose_micro_batch_tokens, choose_threads, describe_machine
+from rollbook.train.memory import cache_bytes, free_bytes, gib, refuse_too_large
 from rollbook.train.model import Model
 from rollbook.train.model_settings import ModelSettings, OptimizerSettings
 from rollbook.train.optimizer import Optimizer
@@ -222,6 +223,7 @@ def decide_length(settings: RlSettings, model: Model, pools: Sequence[TaskPool])
 def open_trainer(start: Start, processes: Processes, log: Log) -> tuple[RlSettings, Trainer]:
     """Load the weights (of the checkpoint, where the run continues) and everything that changes them."""
     settings = start.settings
+    refuse_too_large(settings.model, processes.device, processes.count)
     seed_generators(settings.seed)
     model = load_model(
         settings.model, seed=settings.seed, dtype=DTYPES[settings.model.dtype], checkpoint=start.checkpoint
@@ -266,7 +268,7 @@ def open_job(
         settings = decide_length(settings, trainer.model, [*pools, *held_out.values()])
         sources = sources_of(pools, trainer.frozen_digest)
         changed = changes_since(start.checkpoint, sources) if start.checkpoint else []
-        policy = open_policy(settings, trainer.model)
+        policy = open_policy(settings, trainer)
         player = opened.enter_context(Player(settings.retry, settings.episode_timeout_s))
         opened_sources = {id(pool.source): pool.source for pool in [*pools, *held_out.values()]}
         opened.callback(player.close_all, [policy, *opened_sources.values()])
@@ -342,8 +344,25 @@ def open_export_of(
     )
 
 
-def open_policy(settings: RlSettings, model: Model) -> LocalPolicy:
-    sampler = settings.sampler
+def refuse_too_many_slots(settings: RlSettings, trainer: Trainer) -> None:
+    """Say that the sampler's keys and values do not fit beside what the first step will take."""
+    sampler, base = settings.sampler, trainer.model.base
+    slots, length = sampler.slots or 1, sampler.max_length or 1
+    dtype = next(base.parameters()).dtype
+    cache = cache_bytes(base.config.get_text_config(), dtype, slots * length)
+    free = free_bytes(base.device)
+    training = trainer.optimizer.bytes_to_come * (trainer.processes.count if base.device.type == "cpu" else 1)
+    if cache is not None and free is not None and cache + training > free:
+        raise UsageError(
+            f"not enough memory: the sampler's keys and values take {gib(cache)} ({slots} slots of {length} "
+            f"tokens), the optimiser and its gradients {gib(training)}, and {gib(free)} are free; lower "
+            "sampler.slots, sampler.max_length or sampler.max_tokens"
+        )
+
+
+def open_policy(settings: RlSettings, trainer: Trainer) -> LocalPolicy:
+    refuse_too_many_slots(settings, trainer)
+    model, sampler = trainer.model, settings.sampler
     sampling = Sampling(
         max_tokens=sampler.max_tokens,
         max_episode_tokens=sampler.max_episode_tokens,

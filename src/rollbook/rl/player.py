@@ -10,20 +10,34 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any, NamedTuple, Protocol, Self
 
+from rollbook.errors import RollbookError
 from rollbook.records.identity import derive_seed
 from rollbook.records.rollouts import Trajectory
 from rollbook.rl.groups import Group
+from rollbook.rl.pulse import Blocked, Pulse
 from rollbook.rollouts.episode import play
 from rollbook.rollouts.retry import RetrySettings
 from rollbook.rollouts.runner import Done, GivenUp, Retry, run_all
 from rollbook.rollouts.trajectory import trajectory_of
 from rollbook.rollouts.types import EnvironmentProtocol, Episode, FailureKind, Policy, Task
+
+_PATIENCE_S = 5.0  # with an event loop that is blocked
+_CLEAN_UP_S = 60.0  # for environments to close
+
+
+class BlockedError(RollbookError):
+    """An environment has not returned for longer than an episode may take."""
+
+
+class AbandonedError(Exception):
+    """Rollouts were given up before they were done, because somebody wants the job to end."""
 
 
 class GroupPlan(NamedTuple):
@@ -53,6 +67,20 @@ class Waiting(NamedTuple):
 
     name: str
     seconds: float
+
+
+class Stall(NamedTuple):
+    """Nothing has finished for a while."""
+
+    waiting: list[Waiting]  # the oldest first
+    blocked: Blocked | None  # what holds up all of them, if something does
+
+    def __str__(self) -> str:
+        first = self.waiting[0] if self.waiting else Waiting("none has begun", 0.0)
+        text = f"{len(self.waiting)} rollouts are open; the oldest, {first.name}, for {first.seconds:.0f} s"
+        if self.blocked is not None:
+            text += f". {self.blocked.place} has held up all of them for {self.blocked.seconds:.0f} s"
+        return text
 
 
 class GroupRecorder(Protocol):
@@ -85,6 +113,20 @@ class Played(NamedTuple):
     groups: list[Group]
     timeouts: int
     retries: int
+    errors: list[str]  # of the rollouts that failed, in the order of the groups
+
+    @property
+    def all_failed(self) -> bool:
+        return all(episode is None for group in self.groups for episode in group.episodes)
+
+    @property
+    def why_failed(self) -> str:
+        """How many failed, and what most of them failed with."""
+        ((error, count),) = Counter(self.errors).most_common(1)
+        total = sum(len(group.episodes) for group in self.groups)
+        failed = len(self.errors)
+        which = "" if count == failed else f"{count} times " if count > 1 else "the first one "
+        return f"{failed} of {total} rollouts failed: {which}{error}"
 
 
 class Closes(Protocol):
@@ -99,6 +141,8 @@ class Player:
         self._last_event = 0.0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollbook-player", daemon=True)
+        self._pulse = Pulse(self._loop, self._thread)
+        self._is_stuck = False  # an environment does not return; it is left to the end of the process
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -106,12 +150,19 @@ class Player:
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        if not self._is_stuck:
+            self._thread.join()
+            self._loop.close()
+
+    def _responds(self) -> bool:
+        self._is_stuck = self._is_stuck or not self._pulse.answers_within(_PATIENCE_S)
+        return not self._is_stuck
 
     def close_all(self, things: Sequence[Closes]) -> None:
         """Close policies and environments in the event loop that they were used in."""
         for thing in things:
+            if not self._responds():
+                return
             asyncio.run_coroutine_threadsafe(thing.close(), self._loop).result()
 
     def groups(
@@ -122,14 +173,24 @@ class Player:
         *,
         version: int,
         stall_after_s: float,
-        on_stall: Callable[[list[Waiting]], None] = lambda _: None,
+        on_stall: Callable[[Stall], None] = lambda _: None,
         progress: Callable[[int, int], None] = lambda _done, _expected: None,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> Played:
-        """Play every rollout of every group. Those that failed have no episode."""
+        """Play every rollout of every group. Those that failed have no episode.
+
+        Once `is_over` says so, what is still being played is given up with an AbandonedError.
+        """
         self._last_event = time.monotonic()
-        future = asyncio.run_coroutine_threadsafe(
-            self._play_all(plans, policy, log, version, progress), self._loop
-        )
+        ended = threading.Event()
+
+        async def play_all() -> Played:
+            try:
+                return await self._play_all(plans, policy, log, version, progress)
+            finally:
+                ended.set()
+
+        future = asyncio.run_coroutine_threadsafe(play_all(), self._loop)
         try:
             while True:
                 try:
@@ -137,9 +198,13 @@ class Player:
                 except NotYet:
                     if future.done():  # just now, or it is the work itself that raised a TimeoutError
                         return future.result()
-                    self._report_stall(stall_after_s, on_stall)
+                    self._look(stall_after_s, on_stall)
+                    if is_over():
+                        raise AbandonedError from None
         except BaseException:
             future.cancel()
+            if self._responds():
+                ended.wait(_CLEAN_UP_S)  # what was open is recorded as failed before the log is closed
             raise
 
     async def _play_all(
@@ -151,6 +216,7 @@ class Player:
         progress: Callable[[int, int], None],
     ) -> Played:
         episodes: dict[int, list[Episode | None]] = {plan.group_idx: [None] * plan.size for plan in plans}
+        errors: dict[tuple[int, int], str] = {}
         rollouts = [Rollout(plan, number) for plan in plans for number in range(plan.size)]
         with ExitStack() as opened:
             logs = {
@@ -185,11 +251,14 @@ class Player:
                 self._running.pop(rollout.name, None)
                 if isinstance(event, Done):
                     episodes[rollout.plan.group_idx][rollout.traj_idx] = event.result
+                else:
+                    place = rollout.plan.group_idx, rollout.traj_idx
+                    errors[place] = f"{event.failure.kind}: {event.failure}"
                 self._record(logs[rollout.plan.group_idx], event)
                 done += 1
                 progress(done, len(rollouts))
         groups = [Group(plan.group_idx, episodes[plan.group_idx]) for plan in plans]
-        return Played(groups, timeouts, retries)
+        return Played(groups, timeouts, retries, [errors[place] for place in sorted(errors)])
 
     @staticmethod
     def _record(group: GroupRecorder, event: Done[Rollout, Episode] | GivenUp[Rollout]) -> None:
@@ -215,10 +284,19 @@ class Player:
         self._running[rollout.name] = time.monotonic()
         return await play(plan.make(), policy, task, max_turns=plan.max_turns, timeout_s=self._timeout_s)
 
-    def _report_stall(self, after_s: float, on_stall: Callable[[list[Waiting]], None]) -> None:
-        now = time.monotonic()
-        if now - self._last_event < after_s or not self._running:
+    def _look(self, stall_after_s: float, on_stall: Callable[[Stall], None]) -> None:
+        """Report a stall; raise BlockedError where a time-out is due that nothing but this can enforce."""
+        now, blocked = time.monotonic(), self._pulse.look()
+        limit = self._timeout_s
+        if blocked is not None and limit is not None and blocked.seconds > limit + _PATIENCE_S:
+            self._is_stuck = True
+            raise BlockedError(
+                f"{blocked.place} has held up all rollouts for {blocked.seconds:.0f} s; episode_timeout_s is "
+                f"{limit:g}. Only what waits with await can be interrupted: make it async, or give it a time "
+                "limit of its own"
+            )
+        if now - self._last_event < stall_after_s or not (self._running or blocked):
             return
         self._last_event = now
         running = sorted(self._running.items(), key=lambda item: item[1])
-        on_stall([Waiting(name, now - began) for name, began in running])
+        on_stall(Stall([Waiting(name, now - began) for name, began in running], blocked))

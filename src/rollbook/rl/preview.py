@@ -6,63 +6,76 @@ A few groups are sampled with the real sampler and environments, and one trainin
 
 from __future__ import annotations
 
-import os
-import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 
+from rollbook.policies.chat_format import ChatFormat
 from rollbook.rl.advantages import is_constant
-from rollbook.rl.console import conversation_of
-from rollbook.rl.groups import Group, select
-from rollbook.rl.opening import (
-    Log,
-    Start,
-    Trainer,
-    decide_length,
-    open_policy,
-    open_trainer,
-)
-from rollbook.rl.player import GroupPlan, Player
+from rollbook.rl.groups import Group, is_truncated, select
+from rollbook.rl.opening import Log, Start, Trainer, decide_length, open_policy, open_trainer
+from rollbook.rl.player import GroupPlan, Played, Player
 from rollbook.rl.schedule import Schedule
 from rollbook.rl.settings import RlSettings
 from rollbook.rl.steps import plan_steps
 from rollbook.rl.tasks import TaskPool, open_pools
 from rollbook.rl.train import plans_of
+from rollbook.train.memory import GRADIENT_BYTES, MOMENT_BYTES, Peak, bytes_per_trained, free_bytes, gib
 from rollbook.train.processes import Processes
 
 GROUPS = 16
-FEW_MIXED = 0.2
+FEW_MIXED, MANY_CUT = 0.2, 0.25
 
 
 class RolloutPreview(msgspec.Struct):
     reward: float | None
     finish_reason: str | None
-    messages: list[dict[str, Any]]
+    replies: list[dict[str, Any]]  # what came after the prompt
 
 
-class Preview(msgspec.Struct):
-    """What `--dry-run` found. Bytes of what is allocated once, and the most that was in use."""
+class EnvironmentPreview(msgspec.Struct):
+    """One environment: how its groups went, and the first of them in full."""
 
+    name: str
+    groups: int
+    mixed: float  # the share of groups whose rewards differ
+    cut: float  # the share of rollouts that reached a token limit
+    failed: int
+    reward: float | None
     prompt: str  # as the model sees it
     prompt_tokens: int
     group: list[RolloutPreview]
+
+
+class MemoryPreview(msgspec.Struct):
+    """Bytes; activations are measured where they can be, and `free` is from before the model was loaded."""
+
+    weights: int
+    optimizer: int
+    cache: int
+    activations: int | None
+    free: int | None
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.optimizer + self.cache + (self.activations or 0)
+
+
+class Preview(msgspec.Struct):
+    """What `--dry-run` found."""
+
+    environments: list[EnvironmentPreview]
     groups: int
-    mixed: float  # the share of groups whose rewards differ
-    failed: int
+    mixed: float
     reward: float | None
+    failed: int
     seconds_sample: float  # about, for a whole iteration
     seconds_train: float
-    bytes_weights: int
-    bytes_optimizer: int
-    bytes_cache: int
-    bytes_used: int
-    bytes_free: int
+    memory: MemoryPreview
     advice: list[str]
 
 
@@ -82,51 +95,52 @@ class _NoLog:
 
 def preview(settings: RlSettings, log: Log) -> Preview:
     with ExitStack() as opened:
-        settings, trainer = open_trainer(Start(settings, False, None, None), Processes(), log)
-        pools, _ = open_pools(settings, log)
-        settings = decide_length(settings, trainer.model, pools)
-        policy = open_policy(settings, trainer.model)
+        processes = Processes()
+        free = free_bytes(processes.device)
+        settings, trainer = open_trainer(Start(settings, False, None, None), processes, log)
+        pools, held_out = open_pools(settings, log)
+        all_pools = [*pools, *held_out.values()]
+        settings = decide_length(settings, trainer.model, all_pools)
+        policy = open_policy(settings, trainer)
         player = opened.enter_context(Player(settings.retry, settings.episode_timeout_s))
-        opened.callback(player.close_all, [policy, *(pool.source for pool in pools)])
-        groups = min(GROUPS, settings.groups_drawn)
-        plans = _plans(settings, pools)[:groups]
-        log(f"sampling {groups} groups of {settings.group_size} ...")
+        sources = {id(pool.source): pool.source for pool in all_pools}
+        opened.callback(player.close_all, [policy, *sources.values()])
+        plans = _plans(settings, pools)
+        log(f"sampling {GROUPS} groups of {settings.group_size} ...")
         began = time.perf_counter()
-        played = player.groups(plans, policy, _NoLog(), version=0, stall_after_s=60.0)
+        played = player.groups(plans, policy, _NoLog(), version=0, stall_after_s=60.0, on_stall=_tell(log))
         sample_s = time.perf_counter() - began
         log("training on them with a rate of 0 ...")
-        train_s, trained = _train(trainer, settings, played.groups)
-        scale = settings.groups_drawn / groups
-        format_ = policy.chat_format
-        prompt = format_.prompt(plans[0].task.messages, plans[0].task.tools)
+        with Peak(processes.device) as peak:
+            train_s = _train(trainer, settings, played.groups)
+        scale = settings.groups_drawn / GROUPS
+        environments = [_environment(pool, plans, played.groups, policy.chat_format) for pool in pools]
         found = Preview(
-            prompt=format_.tokenizer.decode(prompt),
-            prompt_tokens=len(prompt),
-            group=_rollouts(played.groups[0]),
-            groups=groups,
+            environments=[environment for environment in environments if environment is not None],
+            groups=GROUPS,
             mixed=_share_of_mixed(played.groups),
-            failed=sum(episode is None for group in played.groups for episode in group.episodes),
             reward=_mean_reward(played.groups),
+            failed=len(played.errors),
             seconds_sample=sample_s * scale,
-            seconds_train=train_s * scale if trained else 0.0,
-            bytes_weights=_bytes(trainer.model.model.parameters()),
-            bytes_optimizer=_bytes(t for state in trainer.optimizer.tensors() for t in state.values()),
-            bytes_cache=policy.cache_bytes,
-            bytes_used=_most_used(trainer.processes.device),
-            bytes_free=_free(trainer.processes.device),
+            seconds_train=train_s * scale,
+            memory=_memory(settings, trainer, policy.cache_bytes, peak.bytes, free),
             advice=[],
         )
-        found.advice = _advice(found, settings)
+        found.advice = _advice(found, settings, played)
         return found
 
 
-def _plans(settings: RlSettings, pools: list[TaskPool]) -> list[GroupPlan]:
+def _tell(log: Log) -> Any:
+    return lambda stall: log(str(stall))
+
+
+def _plans(settings: RlSettings, pools: Sequence[TaskPool]) -> list[GroupPlan]:
     weights, sizes = [pool.settings.weight for pool in pools], [len(pool) for pool in pools]
-    return plans_of(settings, pools, Schedule(settings.seed, weights, sizes, settings.groups_drawn), 0)
+    return plans_of(settings, pools, Schedule(settings.seed, weights, sizes, GROUPS), 0)
 
 
-def _train(trainer: Trainer, settings: RlSettings, groups: list[Group]) -> tuple[float, int]:
-    """Seconds of one training step over everything that would be trained, and how many rollouts that is."""
+def _train(trainer: Trainer, settings: RlSettings, groups: list[Group]) -> float:
+    """Seconds of one training step over everything that would be trained."""
     selection = select(
         groups,
         split="train",
@@ -136,12 +150,37 @@ def _train(trainer: Trainer, settings: RlSettings, groups: list[Group]) -> tuple
         truncated=settings.truncated,
     )
     if not selection.examples:
-        return 0.0, 0
+        return 0.0
     began = time.perf_counter()
     (share,) = plan_steps(trainer, settings, selection.examples, 0, processes=1)
     for batches in share.steps:
         trainer.engine.step(batches, settings.loss, 0.0)
-    return time.perf_counter() - began, len(selection.examples)
+    return time.perf_counter() - began
+
+
+def _environment(
+    pool: TaskPool, plans: Sequence[GroupPlan], groups: Sequence[Group], chat_format: ChatFormat
+) -> EnvironmentPreview | None:
+    """None where none of the few groups is of this environment."""
+    name = pool.settings.label
+    own = [(plan, group) for plan, group in zip(plans, groups, strict=True) if plan.tags == (name,)]
+    if not own:
+        return None
+    (plan, first), some = own[0], [group for _, group in own]
+    prompt = chat_format.prompt(plan.task.messages, plan.task.tools)
+    rollouts = [episode for group in some for episode in group.episodes]
+    played = [episode for episode in rollouts if episode is not None]
+    return EnvironmentPreview(
+        name=name,
+        groups=len(some),
+        mixed=_share_of_mixed(some),
+        cut=sum(map(is_truncated, played)) / max(1, len(played)),
+        failed=len(rollouts) - len(played),
+        reward=_mean_reward(some),
+        prompt=chat_format.tokenizer.decode(prompt),
+        prompt_tokens=len(prompt),
+        group=_rollouts(first),
+    )
 
 
 def _rollouts(group: Group) -> list[RolloutPreview]:
@@ -149,7 +188,7 @@ def _rollouts(group: Group) -> list[RolloutPreview]:
         RolloutPreview(
             episode.reward,
             episode.turns[-1].finish_reason if episode.turns else None,
-            [dict(message) for message in conversation_of(episode)],
+            [dict(message) for message in episode.messages],
         )
         for episode in group.episodes
         if episode is not None
@@ -161,51 +200,77 @@ def _rewards(group: Group) -> list[float]:
     return [reward for reward in rewards if reward is not None]
 
 
-def _share_of_mixed(groups: list[Group]) -> float:
+def _share_of_mixed(groups: Sequence[Group]) -> float:
     return sum(not is_constant(np.array(_rewards(group))) for group in groups) / len(groups)
 
 
-def _mean_reward(groups: list[Group]) -> float | None:
+def _mean_reward(groups: Sequence[Group]) -> float | None:
     rewards = [reward for group in groups for reward in _rewards(group)]
     return sum(rewards) / len(rewards) if rewards else None
 
 
-def _bytes(tensors: Any) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+def _memory(
+    settings: RlSettings, trainer: Trainer, cache: int, peak: int | None, free: int | None
+) -> MemoryPreview:
+    trained = sum(weight.numel() for weight in trainer.optimizer.weights)
+    taken = trained * (MOMENT_BYTES + GRADIENT_BYTES)  # in the step, beside what the batch needs
+    return MemoryPreview(
+        weights=sum(weight.numel() * weight.element_size() for weight in trainer.model.model.parameters()),
+        optimizer=trained * bytes_per_trained(settings.model),
+        cache=cache,
+        activations=None if peak is None else max(0, peak - taken),
+        free=free,
+    )
 
 
-def _most_used(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def _advice(found: Preview, settings: RlSettings, played: Played) -> list[str]:
+    return [
+        *_of_unseen(found, settings),
+        *_of_failures(played),
+        *(text for environment in found.environments for text in _of_mixed(environment)),
+        *_of_length(found, settings),
+        *_of_memory(found.memory),
+    ]
 
 
-def _free(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def _of_unseen(found: Preview, settings: RlSettings) -> Iterator[str]:
+    seen = {environment.name for environment in found.environments}
+    for environment in settings.environments:
+        if environment.label not in seen:
+            yield f"{environment.label}: none of the {found.groups} groups is of it; its weight is small"
 
 
-def _advice(found: Preview, settings: RlSettings) -> list[str]:
-    advice = []
-    if found.mixed < FEW_MIXED:
-        easier = found.reward is not None and found.reward < 0.5
-        what = (
-            "take easier tasks, fine-tune on a few answers first, or raise group_size"
-            if easier
-            else "take harder tasks, or raise sampler.temperature"
+def _of_failures(played: Played) -> Iterator[str]:
+    if played.errors:
+        yield played.why_failed
+
+
+def _of_mixed(environment: EnvironmentPreview) -> Iterator[str]:
+    if environment.mixed >= FEW_MIXED or environment.reward is None:
+        return
+    what = (
+        "take easier tasks, fine-tune on a few answers first, or raise group_size"
+        if environment.reward < 0.5
+        else "take harder tasks, or raise sampler.temperature"
+    )
+    yield (
+        f"{environment.name}: only {environment.mixed:.0%} of the groups have different rewards, and only "
+        f"they teach: {what}"
+    )
+
+
+def _of_length(found: Preview, settings: RlSettings) -> Iterator[str]:
+    for environment in found.environments:
+        if environment.cut > MANY_CUT:
+            yield (
+                f"{environment.name}: {environment.cut:.0%} of the rollouts were cut off; raise "
+                f"sampler.max_tokens ({settings.sampler.max_tokens}), or set truncated: mask"
+            )
+
+
+def _of_memory(memory: MemoryPreview) -> Iterator[str]:
+    if memory.free is not None and memory.total > memory.free:
+        yield (
+            f"an iteration needs about {gib(memory.total)}, and {gib(memory.free)} were free: lower "
+            "micro_batch_tokens (activations), sampler.slots (keys and values), or set model.lora (optimiser)"
         )
-        advice.append(
-            f"only {found.mixed:.0%} of the groups have different rewards, and only they teach: {what}"
-        )
-    cut = sum(rollout.finish_reason == "length" for rollout in found.group)
-    if cut * 4 > len(found.group):
-        advice.append(
-            f"{cut} of {len(found.group)} rollouts shown were cut off at sampler.max_tokens "
-            f"({settings.sampler.max_tokens}); raise it, or set truncated: mask"
-        )
-    if found.failed:
-        advice.append(
-            f"{found.failed} rollouts failed; run with --json or look at them with `rollbook collect`"
-        )
-    return advice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rollbook.records.complete import remove_directory
@@ -10,11 +11,18 @@ from rollbook.runs.jobs.finish import HANDED_OVER
 from rollbook.train.state import save_training_state
 
 
-def save(job: Job, batch: int) -> Path:
-    """Write the checkpoint from which iteration `batch` is the next one; returns its directory."""
-    name = f"{batch:06d}"
+def checkpoint_name(batch: int) -> str:
+    return f"{batch:06d}"
+
+
+def save(job: Job, batch: int, log_lengths: Mapping[str, int] | None = None) -> Path:
+    """Write the checkpoint from which iteration `batch` is the next one; returns its directory.
+
+    `log_lengths` are those of the logs where they have gone on since.
+    """
+    name = checkpoint_name(batch)
     final = batch == job.settings.iterations
-    with job.run.checkpoint(name, batch=batch, final=final) as directory:
+    with job.run.checkpoint(name, batch=batch, final=final, log_lengths=log_lengths) as directory:
         trainer = job.trainer
         save_training_state(directory, trainer.model, trainer.optimizer, job.sources.as_extra())
     rotate(job)
@@ -37,7 +45,7 @@ def rotate(job: Job) -> None:
             kept.add(max(evaluated, key=lambda step: (evaluated[step], step)))
     for batch in batches:
         if batch not in kept:
-            remove_directory(root / f"{batch:06d}")
+            remove_directory(root / checkpoint_name(batch))
 
 
 def _handed_over(directory: Path) -> list[int]:

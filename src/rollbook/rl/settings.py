@@ -18,7 +18,7 @@ from rollbook.rl import advantages
 from rollbook.rl.schedule import groups_drawn
 from rollbook.rollouts.retry import RetrySettings
 from rollbook.runs.settings import merge, parse_words, read_yaml, refuse_unknown, typed
-from rollbook.train.losses import AnyLoss, ImportanceSampling, Loss
+from rollbook.train.losses import AnyLoss, ImportanceSampling, Loss, ReferenceKl
 from rollbook.train.model_settings import ModelSettings
 from rollbook.train.schedule import Schedule
 
@@ -63,6 +63,8 @@ class SamplerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_
     top_k: int = 0
 
     def __post_init__(self) -> None:
+        if not all(self.stop):
+            raise ValueError("stop: a stop string must not be empty")
         if self.top_p != 1.0 or self.top_k != 0:
             raise ValueError(
                 "top_p and top_k are not supported in training: the trainer's probabilities are those of the "
@@ -175,7 +177,7 @@ _EXAMPLES = {
 
 def _check_name_of_loss(name: Any, where: str) -> None:
     known = [str(kind.__struct_config__.tag) for kind in typing.get_args(AnyLoss)]
-    if name not in known:
+    if name is not None and name not in known:
         raise UsageError(
             f"{where}: there is no loss {name!r}; there are: {', '.join(known)}. One of your own is passed "
             "as an object: rollbook.rl(config, loss=...)"
@@ -212,6 +214,12 @@ def _label(name: str) -> str:
 
 
 def _check(settings: RlSettings) -> None:
+    for environment in settings.environments:
+        if environment.name == "gym" or environment.name.startswith("verifiers:"):
+            raise UsageError(
+                f"environment {environment.name!r} asks an endpoint itself, so the tokens it samples are not "
+                "known to the trainer; it can be used with `rollbook collect`, not yet with `rollbook rl`"
+            )
     labels = [environment.label for environment in settings.environments]
     for label in labels:
         if labels.count(label) > 1:
@@ -231,12 +239,13 @@ def _check(settings: RlSettings) -> None:
             )
         if names.count(evaluation.name) > 1:
             raise UsageError(f"two evals are called {evaluation.name!r}; give one of them another name")
-    for environment in settings.environments:
-        if environment.name == "gym" or environment.name.startswith("verifiers:"):
-            raise UsageError(
-                f"environment {environment.name!r} asks an endpoint itself, so the tokens it samples are not "
-                "known to the trainer; it can be used with `rollbook collect`, not yet with `rollbook rl`"
-            )
+    if isinstance(settings.loss, ReferenceKl):
+        raise UsageError(
+            "loss reference_kl needs the log-probabilities of a reference model, which `rollbook rl` does "
+            "not compute; choose another loss"
+        )
+    if settings.model.compile != "auto":
+        raise UsageError("model.compile is a setting of `rollbook sft`; leave it out")
     if settings.iterations == 0 and not settings.evals:
         raise UsageError("iterations is 0 and evals is empty, so there is nothing to do; name an eval")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from rollbook.errors import RollbookError
 from rollbook.records.checkpoints import newest_complete, read_checkpoints
@@ -20,8 +20,8 @@ from rollbook.records.plain import encode
 from rollbook.rl import metrics
 from rollbook.rl.noise import NOISE_FLOOR_EVERY, NOTHING, measure_noise
 from rollbook.rl.opening import Job, Log, open_export_of, open_job, open_trainer, settle
-from rollbook.rl.player import GroupPlan, Played, Waiting
-from rollbook.rl.saving import rotate, save
+from rollbook.rl.player import AbandonedError, GroupPlan, Played, Stall
+from rollbook.rl.saving import checkpoint_name, rotate, save
 from rollbook.rl.schedule import Schedule, is_evaluated
 from rollbook.rl.settings import EvalSettings, RlSettings
 from rollbook.rl.steps import (
@@ -35,8 +35,10 @@ from rollbook.rl.steps import (
     trained_record,
 )
 from rollbook.rl.tasks import TaskPool
+from rollbook.runs.launch import GRACE_S
 from rollbook.runs.reader import open_run
 from rollbook.runs.rollout_log import RolloutLog
+from rollbook.runs.run_logs import log_lengths
 from rollbook.runs.stop_signals import Stopped, StopSignals
 from rollbook.samplers.local import LocalPolicy
 from rollbook.train.processes import Processes
@@ -44,6 +46,14 @@ from rollbook.train.state import weights_digest
 from rollbook.train.token_records import Noted
 
 _STALL_FACTOR, _LEAST_STALL_S, _FIRST_STALL_S = 5.0, 30.0, 300.0
+
+
+# A stop waits this long for the rollouts of an iteration: half of what the supervisor waits for the process.
+_STOP_WAITS_S = GRACE_S / 2
+
+
+class FailedRolloutsError(RollbookError):
+    """Raised where every rollout of an iteration failed: nothing can be learned, and nothing was trained."""
 
 
 class AlertError(RollbookError):
@@ -60,6 +70,9 @@ def run_iteration(job: Job, i: int, before: str) -> str:
     with clock("sample"), run.rollouts(i) as log:
         plans = plans_of(settings, job.pools, job.schedule, i)
         played = play(job, plans, log, version=i, stage=f"iteration {i}")
+        if played.all_failed:
+            why = f"iteration {i}: {played.why_failed}. Fix it, then continue with --resume"
+            raise FailedRolloutsError(why)
     with clock("assemble"):
         assembled = assemble(
             trainer, settings, played.groups, i, processes=trainer.processes.count, notes=notes_of(plans)
@@ -85,7 +98,7 @@ def run_iteration(job: Job, i: int, before: str) -> str:
     values |= metrics.of_training(steps, rate_of(settings, i)) | clock.metrics() | job.late_times
     values["tokens_per_second"] = values["tokens/sampled"] / clock.without("eval")
     run.log_metrics(values, step=i)
-    job.console.iteration(i, values, played.groups)
+    job.console.iteration(i, values, played)
     job.sample_seconds.append(clock.seconds["sample"])
     job.note(i, values)
     report_findings(job, i, values)
@@ -136,7 +149,9 @@ def run_evals(job: Job, i: int, clock: metrics.Clock) -> dict[str, float]:
         )
         job.run.finish_iteration(record)
         found = log.metrics()
-        job.console.evaluation(evaluation.name, i, found)
+        job.console.evaluation(evaluation.name, i, found, played)
+        if played.all_failed:
+            job.run.alert(f"every rollout of eval {evaluation.name} failed", played.why_failed, step=i)
         values |= found
     return values
 
@@ -175,20 +190,21 @@ def play(
         log,
         version=version,
         stall_after_s=stall_after(job),
-        on_stall=lambda waiting: report_stall(job, stage, waiting),
+        on_stall=lambda stall: report_stall(job, stage, stall),
         progress=lambda done, expected: job.console.progress(stage, done, expected),
+        is_over=lambda: job.stop.asked_for_s > _STOP_WAITS_S,
     )
 
 
-def report_stall(job: Job, stage: str, waiting: Sequence[Waiting]) -> None:
+def report_stall(job: Job, stage: str, stall: Stall) -> None:
     """Name what is waited for: the oldest in the terminal, all in stalls.jsonl.
 
     It is no alert: equal runs have equal alerts, and another one may have had a faster machine.
     """
-    first = waiting[0]
-    text = f"{len(waiting)} rollouts are open; the oldest, {first.name}, for {first.seconds:.0f} s"
-    job.console.log(f"STALL in {stage}: nothing has finished for a while; {text}")
-    job.stalls.append(encode({"stage": stage, "waiting": [item._asdict() for item in waiting]}))
+    job.console.log(f"STALL in {stage}: nothing has finished for a while; {stall}")
+    blocked = None if stall.blocked is None else stall.blocked._asdict()
+    waiting = [item._asdict() for item in stall.waiting]
+    job.stalls.append(encode({"stage": stage, "waiting": waiting, "blocked": blocked}))
 
 
 def stall_after(job: Job) -> float:
@@ -237,21 +253,29 @@ def train(settings: RlSettings, *, resume: bool | str = False, log: Log = print)
 
 
 def run_iterations(job: Job) -> None:
-    settings, run, processes = job.settings, job.run, job.trainer.processes
+    settings, run = job.settings, job.run
     rotate(job)  # which a kill may have cut short
     weights = weights_digest(job.trainer.model)
     for i in range(run.next_iteration, settings.iterations):
-        weights = run_iteration(job, i, weights)
+        beginning = log_lengths(run.files, run.info)
+        try:
+            weights = run_iteration(job, i, weights)
+        except AbandonedError:
+            stop_within(job, i, beginning)
         if save_if_due(job, i) and i + 1 < settings.iterations:
-            processes.scatter([None] * processes.count)
+            dismiss(job)
             error = AlertError if job.stop.by_job else Stopped
             reason = job.stop.reason or "a signal to another process"
             raise error(f"stopped after iteration {i} ({reason}), checkpoint saved; --resume continues")
     clock = metrics.Clock()
-    values = run_evals(job, settings.iterations, clock)
+    try:
+        values = run_evals(job, settings.iterations, clock)
+    except AbandonedError:
+        dismiss(job)
+        raise Stopped(f"stopped in the last evaluation ({job.stop.reason}); --resume runs it") from None
     if values:
         run.log_metrics(values | clock.metrics() | job.late_times, step=settings.iterations)
-    processes.scatter([None] * processes.count)
+    dismiss(job)
 
 
 def result_of(settings: RlSettings) -> RlResult:
@@ -276,6 +300,25 @@ def complete_text(settings: RlSettings) -> str:
         f"{settings.log_path} is complete: all {settings.iterations} iterations are done. To train on, set "
         f"more of them, as iterations={more} --resume"
     )
+
+
+def stop_within(job: Job, i: int, beginning: Mapping[str, int]) -> NoReturn:
+    """Stop where the rollouts of iteration i take too long: save what was there when it began."""
+    if i > job.run.next_iteration:
+        saved = {stored.record.name for stored in read_checkpoints(job.run.files.checkpoints)}
+        if checkpoint_name(i) not in saved:
+            save(job, i, log_lengths=beginning)
+    dismiss(job)
+    raise Stopped(
+        f"stopped in iteration {i} ({job.stop.reason}), whose rollouts took more than {_STOP_WAITS_S:.0f} s; "
+        f"the checkpoint before it is saved; --resume continues"
+    )
+
+
+def dismiss(job: Job) -> None:
+    """Tell the other processes that it is over."""
+    processes = job.trainer.processes
+    processes.scatter([None] * processes.count)
 
 
 def _silent(_: str) -> None:

@@ -21,6 +21,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from rollbook.errors import RollbookError, UsageError
+from rollbook.records.printable import printable
 from rollbook.runs.children import python_command
 from rollbook.runs.jobs.job import Job
 
@@ -92,7 +93,7 @@ def run_child(
             _become_torchrun(module, processes)
         train(started, log_line)
     except RollbookError as error:
-        print(f"rollbook: {error}", file=sys.stderr, flush=True)
+        print(printable(f"rollbook: {error}"), file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
 
 

@@ -63,7 +63,8 @@ def group_sections(
     chosen = spread_over_rewards(means, count)
     for group_idx, places in _groups(reader, begun):
         rows = list(summaries(reader, places))
-        node = logtree.section(_title(group_idx, rows), group_idx=group_idx, task_id=_task_id(rows))
+        ids = {"group_idx": group_idx, "task_id": _task_id(rows), **_tags(rows)}
+        node = logtree.section(_title(group_idx, rows), **ids)
         if group_idx in chosen:
             notes.add_to(node, group_idx)
             for place, summary in zip(places, rows, strict=True):
@@ -120,6 +121,12 @@ def _title(group_idx: int, rows: list[_Line]) -> str:
 
 def _task_id(rows: list[_Line]) -> str | None:
     return next((row["task_id"] for row in rows if row.get("task_id") is not None), None)
+
+
+def _tags(rows: list[_Line]) -> dict[str, str]:
+    """The environment of a group, where it has a name."""
+    tags = next((row["tags"] for row in rows if row.get("tags")), None)
+    return {} if tags is None else {"tags": ", ".join(tags)}
 
 
 def _add_trajectory(node: logtree.Node, summary: _Line, transcript: _Line) -> None:

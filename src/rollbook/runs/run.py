@@ -256,7 +256,8 @@ class Run:
         """Save into the directory this yields; it becomes `checkpoints/<name>` complete, or not at all.
 
         The state of the random generators is saved with it, unless the block has written one of its own.
-        `log_lengths` are those of logs that other processes write, where this one cannot see them.
+        `log_lengths` win over the lengths of the logs now: those of logs that other processes write, where
+        this one cannot see them, or of logs that have gone on since the moment that is saved.
         """
         self._refuse_checkpoint(name, loop_state)
         target = self.files.checkpoint(name)

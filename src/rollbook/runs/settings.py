@@ -8,6 +8,7 @@ like; dots descend (`policy.model=m`), and a leading `+` or `++`, which other to
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import types
 import typing
@@ -25,6 +26,12 @@ S = TypeVar("S", bound=msgspec.Struct)
 _FLOAT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
 
 _BOUND = re.compile(r"Expected `(?:int|float)` (>=|>|<=|<) ([^ ]*?)(?:\.0)?")  # as msgspec says it
+_EXPECTED = re.compile(r"Expected `([^`]*)`, got `([^`]*)`")
+# What people call the types of JSON, in YAML.
+_TYPES = {
+    "object": "a mapping", "array": "a list", "str": "text", "int": "a whole number", "float": "a number",
+    "bool": "true or false", "null": "nothing",
+}  # fmt: skip
 _BOUNDS = {">=": "at least", ">": "more than", "<=": "at most", "<": "less than"}
 
 
@@ -79,6 +86,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def typed(values: Mapping[str, Any], kind: type[S], where: str = "") -> S:
     """The values as a Struct, or an error that names the key and what to type."""
     refuse_unknown(values, kind, where)
+    _refuse_infinite(values, where)
     try:
         return msgspec.convert(dict(values), kind)
     except msgspec.ValidationError as error:
@@ -93,35 +101,62 @@ def refuse_unknown(values: Mapping[str, Any], kind: type[msgspec.Struct], where:
             near = difflib.get_close_matches(str(key), known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
             raise UsageError(f"unknown key {path!r}; {hint}")
-        below = _struct_in(known[key])
-        if below is not None and isinstance(value, Mapping):
-            refuse_unknown(value, below, path)
+        structs = _structs_in(known[key])
+        if len(structs) > 1:
+            _refuse_unknown_kind(value, structs, path)
+        elif structs and isinstance(value, Mapping):
+            refuse_unknown(value, structs[0], path)
 
 
-def _struct_in(annotation: Any) -> type[msgspec.Struct] | None:
-    """The Struct in `X` or `X | None`."""
+def _refuse_unknown_kind(value: Any, structs: Sequence[type[msgspec.Struct]], path: str) -> None:
+    """The same for a value that is of one of several kinds, such as a loss, and says of which."""
+    key = structs[0].__struct_config__.tag_field or "type"
+    kinds = {str(kind.__struct_config__.tag): kind for kind in structs}
+    name = value.get(key) if isinstance(value, Mapping) else value
+    if str(name) not in kinds:
+        found = f"{path}.{key} is missing" if name is None else f"unknown {path} {name!r}"
+        near = difflib.get_close_matches(str(name), kinds, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(kinds)}"
+        raise UsageError(f"{found}; {hint}")
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{path} must be a mapping; write {path}: {{{key}: {name}}}")
+    rest = {own: item for own, item in value.items() if own != key}
+    refuse_unknown(rest, kinds[str(name)], path)
+
+
+def _refuse_infinite(value: Any, where: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{where} must be a finite number, not {value}")
+    items = (
+        value.items() if isinstance(value, Mapping) else enumerate(value if isinstance(value, list) else ())
+    )
+    for key, item in items:
+        _refuse_infinite(item, f"{where}.{key}".lstrip("."))
+
+
+def _structs_in(annotation: Any) -> list[type[msgspec.Struct]]:
+    """The Structs in `X`, `X | None` or `X | Y`."""
     candidates = [annotation]
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         candidates = list(typing.get_args(annotation))
-    found = [item for item in candidates if isinstance(item, type) and issubclass(item, msgspec.Struct)]
-    return found[0] if len(found) == 1 else None
+    return [item for item in candidates if isinstance(item, type) and issubclass(item, msgspec.Struct)]
 
 
 def _choices(error: str, kind: type[msgspec.Struct]) -> str:
     """What may stand at the place of a value that is not among the possible ones."""
-    message, _, place = error.partition(" - at `$.")
+    _, _, place = error.partition(" - at `$.")
     found: Any = kind
     for name in place.rstrip("`").split("."):
-        of_struct = _struct_in(found)
+        structs = _structs_in(found)
         fields = (
-            {field.encode_name: field.type for field in msgspec.structs.fields(of_struct)}
-            if of_struct
+            {field.encode_name: field.type for field in msgspec.structs.fields(structs[0])}
+            if len(structs) == 1
             else {}
         )
         found = fields.get(name)
     candidates = [found, *typing.get_args(found)]
     literals = [typing.get_args(item) for item in candidates if typing.get_origin(item) is typing.Literal]
-    if not literals or not message.startswith("Invalid enum value"):
+    if not literals:
         return ""
     return f"; choose one of: {', '.join(map(str, literals[0]))}"
 
@@ -149,6 +184,11 @@ def _readable(error: str, where: str) -> str:
     message, _, place = error.partition(" - at `$")
     if bound := _BOUND.fullmatch(message):
         message = f"must be {_BOUNDS[bound[1]]} {bound[2]}"
+    elif mismatch := _EXPECTED.fullmatch(message):
+        wanted, got = (
+            " or ".join(_TYPES.get(name, name) for name in found.split(" | ")) for found in mismatch.groups()
+        )
+        message = f"must be {wanted}, not {got}"
     key = place.rstrip("`").lstrip(".")
     full = ".".join(part for part in (where, key) if part)
     return f"{full}: {message[:1].lower()}{message[1:]}" if full else message

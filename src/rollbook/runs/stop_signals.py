@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Self
 
@@ -26,16 +27,25 @@ class StopSignals:
     and outside the main thread, where Python handles no signals, nothing is ever asked.
     """
 
-    def __init__(self, what_follows: str) -> None:
+    def __init__(self, what_follows: str | None) -> None:
+        """`what_follows` is said when a signal comes; None where another process says it."""
         self._what_follows = what_follows
         self._before: dict[signal.Signals, object] = {}
         self.asked = False
         self.by_job = False  # it was the job itself that asked
         self.reason: str | None = None
+        self._asked_at: float | None = None
+
+    @property
+    def asked_for_s(self) -> float:
+        """Seconds since the job was asked to stop."""
+        return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
 
     def ask(self, reason: str) -> None:
         """Ask from inside the job, as a signal does from outside."""
         self.asked = self.by_job = True
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
         self.reason = self.reason or reason
 
     def __enter__(self) -> Self:
@@ -52,6 +62,9 @@ class StopSignals:
     def _note(self, number: int, _: FrameType | None) -> None:
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
         self.asked, self.reason = True, signal.Signals(number).name
-        # Not by print: the signal may have come while that was writing.
-        os.write(2, f"{signal.Signals(number).name}: {self._what_follows}\n".encode())
+        if self._what_follows is not None:
+            # Not by print: the signal may have come while that was writing.
+            os.write(2, f"{signal.Signals(number).name}: {self._what_follows}\n".encode())

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from rollbook.errors import UsageError
 from rollbook.policies.chat_format import ChatFormat
 from rollbook.records.identity import derive_seed
 from rollbook.records.turns import Usage, token_rows
@@ -156,7 +157,7 @@ class LocalPolicy:
 
     def _room(self, request: Request, prompt: int, sampling: Sampling) -> int:
         """How many tokens may be sampled."""
-        limit, name = self.max_length, "the model's length"
+        limit, name = self.max_length, "max_length"
         if sampling.max_episode_tokens is not None and sampling.max_episode_tokens < limit:
             limit, name = sampling.max_episode_tokens, "max_episode_tokens"
         if prompt < limit:
@@ -237,11 +238,11 @@ def _seed(request: Request) -> int:
 
 def _length(wanted: int | None, positions: int | None) -> int:
     if wanted is None and positions is None:
-        raise ValueError("the model's config does not say how long a sequence may be; set max_length")
+        raise UsageError("the model's config does not say how long a sequence may be; set max_length")
     if wanted is None or positions is None:
         return wanted or positions or 0
     if wanted > positions:
-        raise ValueError(f"max_length is {wanted}, and the model has {positions} positions")
+        raise UsageError(f"max_length is {wanted}, but the model has {positions} positions; lower it")
     return wanted
 
 

@@ -19,9 +19,10 @@ from rollbook.train import checks
 from rollbook.train.batch import Example, Shape
 from rollbook.train.checks import SelfTestError
 from rollbook.train.engine import Engine
-from rollbook.train.loading import DTYPES, load_model, read_template
+from rollbook.train.loading import DTYPES, load_model
 from rollbook.train.machine import choose_threads
 from rollbook.train.model import Model
+from rollbook.train.model_files import read_template
 from rollbook.train.optimizer import Optimizer
 from rollbook.train.processes import Processes
 

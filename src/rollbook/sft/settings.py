@@ -125,7 +125,6 @@ def load_settings(config: Path, overrides: Sequence[str] = ()) -> SftSettings:
     for place in ("train", "eval"):
         if place in values["data"]:
             values["data"][place] = _datasets(values["data"][place], f"data.{place}")
-    _refuse_infinite(values, "")
     settings = typed(values, SftSettings)
     _check(settings)
     return settings
@@ -158,25 +157,7 @@ def _datasets(value: Any, where: str) -> Any:
     return [{"path": entry} if isinstance(entry, str) else entry for entry in value]
 
 
-def _refuse_infinite(value: Any, where: str) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"{where} must be a finite number, not {value}")
-    items = (
-        value.items() if isinstance(value, Mapping) else enumerate(value if isinstance(value, list) else ())
-    )
-    for key, item in items:
-        _refuse_infinite(item, f"{where}.{key}".lstrip("."))
-
-
 def _check(settings: SftSettings) -> None:
-    model = settings.model
-    given = [name for name in ("path", "handed_over", "config") if getattr(model, name) is not None]
-    if len(given) != 1:
-        raise UsageError("model: give exactly one of path, from (a config.yaml) and config (random weights)")
-    if model.config is not None and model.tokenizer is None:
-        raise UsageError("model.tokenizer is missing; a model built from a config has none of its own")
-    if model.config is not None and model.lora is not None:
-        raise UsageError("model.lora: adapters are saved without the weights below them; set model.path")
     if not settings.data.train:
         raise UsageError("data.train is empty; name a file")
     if settings.training.eval_steps is not None and not settings.data.eval:

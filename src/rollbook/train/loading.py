@@ -1,4 +1,4 @@
-"""Where a model comes from: a directory, a handed-over result, the hub, or random weights from a config."""
+"""Loads a model and its tokenizer, as the files of a directory are or with random weights of a config."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ from typing import Any
 
 import torch
 
-from rollbook.errors import UsageError
+from rollbook.errors import BadFileError, RollbookError, UsageError
 from rollbook.train.model import Model, as_list
+from rollbook.train.model_files import (
+    base_of,
+    directory_of,
+    first_line,
+    holds_adapters,
+    read_template,
+    refuse_pickles,
+    tokenizer_of,
+)
 from rollbook.train.model_settings import LoraSettings, ModelSettings
 
 _ALIGNMENT = 64  # bytes; what torch gives a new tensor on a CPU
@@ -22,33 +31,31 @@ def load_model(
 
     With a checkpoint the weights are its: a whole model, or the adapters over the base of the settings.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
     silence: Any = transformers_logging.disable_progress_bar  # a log has no carriage returns
     silence()
     torch.manual_seed(seed)
-    if checkpoint is not None and (settings.lora is not None) != _holds_adapters(checkpoint):
-        kind = "adapters" if _holds_adapters(checkpoint) else "a whole model"
+    if checkpoint is not None and (settings.lora is not None) != holds_adapters(checkpoint):
+        kind = "adapters" if holds_adapters(checkpoint) else "a whole model"
         raise UsageError(f"{checkpoint} holds {kind}: set model.lora as it was, or start with --overwrite")
-    source = checkpoint if checkpoint is not None and settings.lora is None else _source(settings)
-    words = checkpoint or settings.tokenizer or source
+    source = directory_of(settings) if checkpoint is None else _weights_of(checkpoint, settings)
+    words = checkpoint or tokenizer_of(settings) or source
     try:
         tokenizer = AutoTokenizer.from_pretrained(words, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"the tokenizer of {words}: {_first_line(error)}") from error
+    except Exception as error:  # files of anybody's, read by a library that names errors in its own way
+        raise UsageError(f"the tokenizer of {words}: {_why(error)}") from error
     try:
-        if source is None:
-            model = _from_config(settings.config or {}, dtype)
-        else:
-            load: Any = AutoModelForCausalLM.from_pretrained
-            options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": False}  # no code, and no question
-            model = _merged(source, dtype) if _holds_adapters(source) else load(source, **options)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"model: {source}: {_first_line(error)}") from error
+        model = _from_config(settings.config or {}, dtype) if source is None else _loaded(source, dtype)
+    except (RollbookError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise UsageError(f"model: {source}: {_why(error)}") from error
     if settings.chat_template is not None and checkpoint is None:
         tokenizer.chat_template = read_template(Path(settings.chat_template))
     _check_vocabulary(model, tokenizer)
+    _refuse_not_finite(model, source)
     _stop_where_the_tokenizer_does(model, tokenizer)
     model.config.use_cache = False
     _train_every_token(model)
@@ -68,30 +75,6 @@ def load_model(
     return Model(adapted, tokenizer, is_adapter=True)
 
 
-def _source(settings: ModelSettings) -> Path | None:
-    if settings.config is not None:
-        return None
-    if settings.path is None and settings.handed_over is not None:
-        from rollbook.runs.handoff import resolve_checkpoint
-
-        return Path(resolve_checkpoint(Path(settings.handed_over)))
-    path = Path(str(settings.path))
-    if not path.is_dir():
-        raise UsageError(f"model.path {path}: no such directory")
-    return path.absolute()  # adapters name their base, and are read from anywhere
-
-
-def _holds_adapters(directory: Path) -> bool:
-    return (directory / "adapter_config.json").exists()
-
-
-def read_template(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError as error:
-        raise UsageError(f"model.chat_template {path}: {error.strerror}") from None
-
-
 def _from_config(values: dict[str, Any], dtype: torch.dtype) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -106,11 +89,47 @@ def _from_config(values: dict[str, Any], dtype: torch.dtype) -> Any:
         raise UsageError(f"model.config: {kind}: {str(error).strip().splitlines()[-1].strip()}") from error
 
 
-def _merged(source: Path, dtype: torch.dtype) -> Any:
-    """Adapters put into their base model: what is trained next stands on both."""
-    from peft import AutoPeftModelForCausalLM
+def _weights_of(checkpoint: Path, settings: ModelSettings) -> Path | None:
+    """The directory of the weights below what a checkpoint has of its own.
 
-    return AutoPeftModelForCausalLM.from_pretrained(source, dtype=dtype).merge_and_unload()
+    Of adapters that is the one they name, whatever `from` leads to now; if it was moved, the settings say.
+    """
+    if settings.lora is None:
+        return checkpoint
+    try:
+        return base_of(checkpoint)
+    except BadFileError:
+        return directory_of(settings)
+
+
+def _loaded(directory: Path, dtype: torch.dtype) -> Any:
+    """The weights of a directory. Adapters are put into their base: what is trained next stands on both."""
+    from transformers import AutoModelForCausalLM
+
+    refuse_pickles(directory)
+    if holds_adapters(directory):
+        from peft import PeftModel
+
+        merged: Any = PeftModel.from_pretrained(_loaded(base_of(directory), dtype), directory)
+        merged = merged.merge_and_unload()
+        merged.name_or_path = str(directory)  # what adapters that are trained next name as their base
+        return merged
+    load: Any = AutoModelForCausalLM.from_pretrained
+    model, found = load(
+        directory,
+        dtype=dtype,
+        trust_remote_code=False,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,  # they are refused here, by name
+        output_loading_info=True,
+    )
+    names = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
+    if names:
+        raise UsageError(
+            f"model: the weights of {directory} are not those of its config.json: {len(names)} are missing "
+            f"or have another shape, the first is {names[0]}"
+        )
+    return model
 
 
 def _with_adapters(model: Any, lora: LoraSettings, seed: int) -> Any:
@@ -128,7 +147,7 @@ def _with_adapters(model: Any, lora: LoraSettings, seed: int) -> Any:
     try:
         return get_peft_model(model, config)
     except ValueError as error:
-        raise UsageError(f"model.lora: {_first_line(error)}") from error
+        raise UsageError(f"model.lora: {first_line(error)}") from error
 
 
 def _check_vocabulary(model: Any, tokenizer: Any) -> None:
@@ -175,5 +194,17 @@ def _align(model: Any) -> None:
             parameter.data = parameter.data.clone()
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _why(error: Exception) -> str:
+    """What went wrong; the library's advice to trust the model's code is not passed on."""
+    if "custom code" in str(error) or "trust_remote_code" in str(error):
+        return (
+            "it asks for code of its own to be run, which is never done; use a model that transformers knows"
+        )
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+@torch.no_grad()
+def _refuse_not_finite(model: Any, where: object) -> None:
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise UsageError(f"model: {where}: {name} holds values that are not finite numbers")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+COMMIT = re.compile(r"[0-9a-f]{40}")
 _NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 _BelowOne = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
@@ -24,6 +26,8 @@ class ModelSettings(msgspec.Struct, kw_only=True):
 
     path: str | None = None
     handed_over: str | None = msgspec.field(default=None, name="from")  # a config.yaml with a result in it
+    hub: str | None = None  # owner/name; safetensors only, and no code of the model's
+    revision: str | None = None  # the commit of `hub`: a branch changes
     config: dict[str, Any] | None = None  # random weights: model_type and sizes, as in a config.json
     tokenizer: str | None = None
     chat_template: str | None = None  # a file; the tokenizer's own by default
@@ -31,6 +35,27 @@ class ModelSettings(msgspec.Struct, kw_only=True):
     lora: LoraSettings | None = None
     gradient_checkpointing: bool = False
     compile: Literal["auto", "on", "off"] = "auto"
+
+    def __post_init__(self) -> None:
+        sources = {"path": self.path, "from": self.handed_over, "hub": self.hub, "config": self.config}
+        given = [name for name, value in sources.items() if value is not None]
+        if len(given) != 1:
+            found = f"; {' and '.join(given)} are set" if given else ""
+            raise ValueError(
+                "give exactly one of path (a directory), from (a config.yaml), hub (with revision) and "
+                f"config (random weights){found}"
+            )
+        if self.hub is not None and not COMMIT.fullmatch(self.revision or ""):
+            raise ValueError(
+                f"revision is {self.revision!r}; write the 40 hex digits of a commit of {self.hub}, for a "
+                "branch or a tag can change"
+            )
+        if self.revision is not None and self.hub is None:
+            raise ValueError("revision is set without hub, which it belongs to")
+        if self.config is not None and self.tokenizer is None:
+            raise ValueError("tokenizer is missing; a model built from a config has none of its own")
+        if self.config is not None and self.lora is not None:
+            raise ValueError("lora: adapters are saved without the weights below them; set path, not config")
 
 
 class OptimizerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

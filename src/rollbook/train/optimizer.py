@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from rollbook.train.memory import GRADIENT_BYTES, MOMENT_BYTES
 from rollbook.train.model_settings import OptimizerSettings
 from rollbook.train.processes import whole
 
@@ -75,6 +76,12 @@ class Optimizer:
         for copy, gradient in zip(self._copies, taken, strict=True):
             if gradient is not None:
                 copy.grad = gradient if copy.grad is None else gradient.add_(copy.grad)
+
+    @property
+    def bytes_to_come(self) -> int:
+        """What the first step will take: the moments that are not there yet, and the gradients."""
+        new = sum(copy.numel() for copy in self._copies if copy not in self._adam.state)
+        return new * MOMENT_BYTES + sum(copy.numel() for copy in self._copies) * GRADIENT_BYTES
 
     @property
     def frees_model_gradients(self) -> bool:

@@ -263,7 +263,7 @@ def test_nothing_hostile_runs_even_without_the_policy(browser: Browser, tmp_path
             trace.root.children += hostile.tree_of(text).root.children
     file = tmp_path / "all.html"
     logtree.write(trace, html=file)
-    asked = len(browser.proxy.asked)
+    asked = browser.proxy.mark()
     with browser.page() as page:
         page.call("Page.setBypassCSP", enabled=True)
         page.open(file.as_uri())
@@ -273,7 +273,7 @@ def test_nothing_hostile_runs_even_without_the_policy(browser: Browser, tmp_path
         assert page.dialogs == []
         assert [url for url in page.requests if not url.startswith((file.as_uri(), "data:image/"))] == []
         assert page.evaluate("document.scripts.length") == 1
-    assert browser.proxy.asked[asked:] == []
+    assert browser.proxy.asked_since(asked) == []
 
 
 def test_the_policy_really_is_off_in_the_test_above(browser: Browser, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ class Seen:
 
 
 def visit(browser: Browser, page: Page, file: Path) -> Seen:
-    asked, targets = len(browser.proxy.asked), len(browser.targets)
+    asked, targets = browser.proxy.mark(), len(browser.targets)
     page.open(file.as_uri())
     page.evaluate(USE_EVERYTHING)
     ran = page.evaluate("window.__pwned")
@@ -79,7 +79,7 @@ def visit(browser: Browser, page: Page, file: Path) -> Seen:
         ran,
         page.dialogs,
         [url for url in page.requests if not url.startswith(own)],
-        browser.proxy.asked[asked:],
+        browser.proxy.asked_since(asked),
         browser.targets[targets:],
     )
 

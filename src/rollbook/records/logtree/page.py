@@ -24,7 +24,7 @@ from rollbook.records.atomic import replacing
 from rollbook.records.line_secrets import LineSecrets
 from rollbook.records.logtree.escape import attribute, escape
 from rollbook.records.logtree.messages import block, mono, pretty, render_messages
-from rollbook.records.logtree.shell import foot, head
+from rollbook.records.logtree.shell import Counts, foot, head
 from rollbook.records.logtree.tree import DATA_NAME, HEADINGS, Node, Trace
 from rollbook.records.logtree.values import to_text
 
@@ -40,7 +40,7 @@ def render(trace: Trace) -> bytes:
     body = _Body()
     for child in trace.root.children:
         body.add(child)
-    return b"".join([head(trace, body.groups, body.trajectories).encode(), body.take(), foot().encode()])
+    return b"".join([head(trace, body.counts).encode(), body.take(), foot().encode()])
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def writing_page(path: Path, trace: Trace) -> Iterator[Callable[[Node | str], No
             spooled.write(body.take())
 
         yield add
-        file.write(body.secrets.cleaned(head(trace, body.groups, body.trajectories).encode()))
+        file.write(body.secrets.cleaned(head(trace, body.counts).encode()))
         spooled.seek(0)
         copyfileobj(spooled, file)
         file.write(foot().encode())
@@ -78,12 +78,17 @@ class _Body:
     def __init__(self) -> None:
         self.out: list[str] = []
         self.groups = 0
+        self.groups_in_full = 0
         self.trajectories = 0
         self._anchors: dict[str, int] = {}  # how often each was asked for
         self._calls = (f"k{number}" for number in count(1))
         self.secrets = LineSecrets()
         self._root = _Frame(iter(()), "", False, "", {})
         self._stack: list[_Frame] = []
+
+    @property
+    def counts(self) -> Counts:
+        return Counts(self.groups, self.groups_in_full, self.trajectories)
 
     def add(self, child: Node | str) -> None:
         """The next child of the root."""
@@ -167,7 +172,7 @@ class _Body:
         if fold is None:
             opening, closing = f'<section id="{anchor}"{data_attributes}>', "</section>"
         else:
-            is_open = " open" if self._is_first(fold, parent) else ""
+            is_open = " open" if self._starts_open(node, fold, parent) else ""
             opening = f'<details class="s {fold}" id="{anchor}"{data_attributes}{is_open}>'
             heading = f"<summary>{heading}</summary>"
             closing = "</details>"
@@ -175,11 +180,12 @@ class _Body:
         ids = {**parent.ids, **attrs} if attrs else parent.ids
         self._stack.append(_Frame(children, closing, False, anchor, ids))
 
-    def _is_first(self, fold: str, parent: _Frame) -> bool:
-        """Whether a fold starts open: the first group, and the first trajectory of each."""
+    def _starts_open(self, node: Node, fold: str, parent: _Frame) -> bool:
+        """Whether a fold starts open: the first group in full, and the first trajectory of each."""
         if fold == "g":
             self.groups += 1
-            return self.groups == 1
+            self.groups_in_full += not _has_details_only(node)
+            return self.groups_in_full == 1 and not _has_details_only(node)
         self.trajectories += 1
         parent.trajectories += 1
         return parent.trajectories == 1
@@ -199,6 +205,15 @@ class _Body:
             anchor = f"{anchor}_{self._anchors[anchor]}"
         self._anchors[anchor] = 1
         return anchor
+
+
+def _has_details_only(group: Node) -> bool:
+    """Whether a group is told in tables alone, without the conversation of any trajectory."""
+    contents = group.children[1:]
+    return bool(contents) and all(
+        isinstance(child, Node) and child.tag == "section" and _TRAJECTORY not in child.attrs
+        for child in contents
+    )
 
 
 def _data_attributes(node: Node) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from functools import cache
+from typing import NamedTuple
 
 from rollbook.records.logtree.escape import escape, escape_plainly
 from rollbook.records.logtree.tree import Trace
@@ -21,7 +22,15 @@ _ICONS = {
 }
 
 
-def head(trace: Trace, groups: int, trajectories: int) -> str:
+class Counts(NamedTuple):
+    """What a page holds; a group in full shows what was said, the others only numbers."""
+
+    groups: int
+    groups_in_full: int
+    trajectories: int
+
+
+def head(trace: Trace, counts: Counts) -> str:
     style, script = _asset("page.css"), _asset("page.js")
     policy = (
         f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
@@ -35,7 +44,7 @@ def head(trace: Trace, groups: int, trajectories: int) -> str:
         f"<title>{escape_plainly(trace.title)}</title><style>{style}</style></head>\n<body>"
         f'<a class="skip" href="#lt-main">Skip to the content</a>{_bar(trace.title)}'
         '<nav id="lt-outline" aria-label="Outline"></nav>'
-        f'<main id="lt-main" tabindex="-1"><p class="about">{_about(trace, groups, trajectories)}</p>\n'
+        f'<main id="lt-main" tabindex="-1"><p class="about">{_about(trace, counts)}</p>\n'
     )
 
 
@@ -62,12 +71,13 @@ def _button(name: str, label: str, tip: str, icon: str) -> str:
     return f'<button id="lt-{name}" type="button" aria-label="{label}" title="{tip}">{drawing}</button>'
 
 
-def _about(trace: Trace, groups: int, trajectories: int) -> str:
+def _about(trace: Trace, counts: Counts) -> str:
     zone = " UTC" if trace.started_at.endswith(("Z", "+00:00")) else ""
+    some = f", {counts.groups_in_full:,} of them in full" if counts.groups_in_full < counts.groups else ""
     facts = [
         trace.started_at[:19].replace("T", " ") + zone,
-        _counted(groups, "group", "groups"),
-        _counted(trajectories, "trajectory", "trajectories"),
+        _counted(counts.groups, "group", "groups") + some,
+        _counted(counts.trajectories, "trajectory", "trajectories") + (" shown" if some else ""),
     ]
     return escape(" · ".join(fact for fact in facts if fact))
 

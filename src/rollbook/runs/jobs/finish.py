@@ -45,7 +45,9 @@ def record_result(job: Job, started: Started, end: RunEnd) -> None:
         _add_metrics(directory, end, launched)
         saved = newest_model(directory) or _newest_recorded(directory)
         if saved is not None and not _is_newer(saved.path, launched):
-            saved = None  # an earlier run's, in the same directory
+            # An earlier run's in the same directory, unless this run went on with it and had nothing to save.
+            went_on = _is_newer(directory / "run.json", launched)
+            saved = _newest_recorded(directory) if went_on else None
         if saved is not None:
             end.checkpoint = {"path": str(saved.path), "step": saved.step}
         if _is_newer(directory / LOG, launched):

@@ -56,15 +56,15 @@ def test_an_error_of_the_run_is_said_once_and_its_end_is_named(setup: Path, tmp_
     assert failed.stderr.splitlines()[-1] == "rollbook: run failed: exit code 2"
 
 
-def test_a_run_that_only_had_its_last_evaluation_left_hands_its_result_over(
-    setup: Path, tmp_path: Path
-) -> None:
+def test_a_complete_run_hands_its_result_over_again_and_starts_nothing(setup: Path, tmp_path: Path) -> None:
     config = write_config(setup, tmp_path, iterations=2)
     assert rollbook(tmp_path, "rl", "config.yaml").returncode == 0
     config.write_text(json.dumps(config_of(setup, tmp_path / "run", iterations=2)))  # as before the handoff
     resumed = rollbook(tmp_path, "rl", "config.yaml", "--resume")
     assert resumed.returncode == 0, resumed.stderr
-    assert "handoff: written: checkpoint of step 2" in resumed.stderr
+    complete, where = resumed.stdout.splitlines()
+    assert "is complete: all 2 iterations are done" in complete
+    assert where == f"config.yaml: checkpoint_path is {tmp_path / 'run/checkpoints/000002'}"
     assert "run/checkpoints/000002" in config.read_text()
     runs = json.loads(rollbook(tmp_path, "history", "--json").stdout)
-    assert [run["checkpoint"]["step"] for run in runs] == [2, 2]
+    assert [run["checkpoint"]["step"] for run in runs] == [2]

@@ -214,7 +214,9 @@ def test_other_code_is_named(setup: Path, tmp_path: Path) -> None:
     changes = write_tool_setup(tmp_path / "tools")
     code = tmp_path / "tools/look.py"
     assert not [
-        text for text in halves(setup, tmp_path / "same", between=lambda: None, **changes) if "code" in text
+        text
+        for text in halves(setup, tmp_path / "same", between=lambda: None, **changes)
+        if "changed" in text
     ]
     corrected = code.read_text().replace('raise RuntimeError("broken")', "return Feedback(reward=0.0)")
     said = halves(setup, tmp_path / "run", between=lambda: void(code.write_text(corrected)), **changes)

@@ -24,7 +24,7 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Write a checkpoint of a run, also of one that failed, into runtime_info.output of a config."""
-    from rollbook.runs.jobs.finish import find_checkpoint, output_dir_of, publish_checkpoint
+    from rollbook.runs.jobs.finish import find_checkpoint, output_dir_of, publish_again
     from rollbook.runs.jobs.ledger import Ledger
 
     name, _, step = ref.rpartition("@") if "@" in ref else (ref, "", "")
@@ -40,15 +40,7 @@ def promote(
             raise UsageError(f"{record.id} had no config; name one with --config path/to/config.yaml")
         config = ledger.resolve(record.config)
     saved = find_checkpoint(directory, int(step) if step else None)
-    result = publish_checkpoint(
-        config,
-        directory,
-        saved,
-        log=ledger.resolve(record.log) if record.log else None,
-        archive=ledger.resolve(record.archive) if record.archive else directory,
-        curves=str(record.tracker["id"]) if record.tracker and record.tracker.get("id") else None,
-        retry=f"rollbook promote {ref} --config {config}",
-    )
+    result = publish_again(ledger, record, config, saved)
     if as_json:
         print_json(
             {

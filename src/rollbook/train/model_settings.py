@@ -22,7 +22,10 @@ class LoraSettings(msgspec.Struct, kw_only=True):
 
 
 class ModelSettings(msgspec.Struct, kw_only=True):
-    """One of `path`, `from`, `hub` and `config` says where the weights come from."""
+    """One of `path`, `from`, `hub` and `config` says where the weights come from.
+
+    A run keeps both `from` and the `path` that it led to when the run began.
+    """
 
     path: str | None = None
     handed_over: str | None = msgspec.field(default=None, name="from")  # a config.yaml with a result in it
@@ -39,7 +42,7 @@ class ModelSettings(msgspec.Struct, kw_only=True):
     def __post_init__(self) -> None:
         sources = {"path": self.path, "from": self.handed_over, "hub": self.hub, "config": self.config}
         given = [name for name, value in sources.items() if value is not None]
-        if len(given) != 1:
+        if len(given) != 1 and given != ["path", "from"]:
             found = f"; {' and '.join(given)} are set" if given else ""
             raise ValueError(
                 "give exactly one of path (a directory), from (a config.yaml), hub (with revision) and "

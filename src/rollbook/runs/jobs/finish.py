@@ -147,6 +147,21 @@ def publish_checkpoint(
     return result
 
 
+def publish_again(ledger: Ledger, record: RunRecord, config: Path, saved: SavedModel) -> HandoffResult:
+    """Publish a checkpoint of a run that the history knows."""
+    directory = output_dir_of(record, ledger)
+    assert directory is not None  # `saved` was found there
+    return publish_checkpoint(
+        config,
+        directory,
+        saved,
+        log=ledger.resolve(record.log) if record.log else None,
+        archive=ledger.resolve(record.archive) if record.archive else directory,
+        curves=str(record.tracker["id"]) if record.tracker and record.tracker.get("id") else None,
+        retry=f"rollbook promote {record.name}@{saved.step} --config {config}",
+    )
+
+
 def _note_handed_over(directory: Path, checkpoint: Path) -> None:
     """For whoever rotates the checkpoints of a run that goes on: this one is in use."""
     path = directory / HANDED_OVER

@@ -261,6 +261,21 @@ def test_a_file_of_another_run_is_named_with_that_run(killed: Path, other: Path,
     assert [finding for finding in rollbook.audit(run).findings if finding.kind is Kind.FOREIGN]
 
 
+def test_no_file_elsewhere_is_opened(killed: Path, tmp_path: Path) -> None:
+    """What a line says is a name, not a place to read from."""
+    run = copy_of(killed, tmp_path / "run")
+    secret = tmp_path / "secret_rollout_summaries.jsonl"
+    secret.write_text("something private\n")
+
+    def name_it(row: dict[str, Any]) -> None:
+        row["files"] = {str(secret): {"bytes": 1, "xxh3_128": ""}, "../secret": {"bytes": 1, "xxh3_128": ""}}
+
+    edit_row(run / ITERATIONS, 3, name_it)
+    audit = rollbook.audit(run)
+    assert found_in(run, Kind.DIFFERS, ITERATIONS, "no file of an iteration")
+    assert "private" not in str(audit)
+
+
 def test_every_process_is_accounted_for(setup: Path, tmp_path: Path) -> None:
     asked = settings(setup, tmp_path / "run", processes=2, iterations=2, export={"fraction": 0.5})
     environment = {"ROLLBOOK_SETTINGS": msgspec.json.encode(asked).decode()}

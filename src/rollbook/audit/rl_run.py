@@ -117,7 +117,7 @@ class RlAudit:
             self._auditor.unanswered.append("which iterations are complete: there is no iterations.jsonl")
             return
         scan = Scan(self._auditor, self._files.iterations, _IndexLine, end=self._end, is_first_of_two=True)
-        for numbers, ends, rows in scan:
+        for numbers, _, ends, rows in scan:
             for number, end, row in zip(numbers, ends, rows, strict=True):
                 step = (row.split, row.iteration)
                 if step in self._lines and self._plan is not None:
@@ -137,7 +137,7 @@ class RlAudit:
         scan = Scan(
             self._auditor, self._files.iterations, IterationLine, end=self._end, is_open=self._is_open
         )
-        for numbers, _, lines in scan:
+        for numbers, _, _, lines in scan:
             for number, line in zip(numbers, lines, strict=True):
                 if number not in count:
                     continue

@@ -136,6 +136,10 @@ def edit_fate(run: Path) -> None:
     edit_row(run / "iterations.jsonl", 3, lambda row: row["rollouts"][fate_of(row)].__setitem__(2, "dropped"))
 
 
+def edit_weights(run: Path) -> None:
+    edit_row(run / "iterations.jsonl", 3, lambda row: row.update(weights_digest_before="0" * 32))
+
+
 def drop_row_of_a_step(run: Path) -> None:
     edit_row(run / "iterations.jsonl", 3, lambda row: row["steps"][1]["micro_batches"][0].pop(0))
 
@@ -173,6 +177,7 @@ CHANGES: list[tuple[Change, Kind, str, dict[str, Any], str]] = [
     (lambda run: drop_line(run / METRICS, 2), Kind.MISSING, METRICS, {}, "incomplete"),
     (lambda run: double_line(run / METRICS, 2), Kind.DOUBLED, METRICS, {"line": 3}, "unbalanced"),
     (lambda run: cut_line(run / METRICS, 2), Kind.UNREADABLE, METRICS, {"line": 2}, "unreadable"),
+    (edit_weights, Kind.DIFFERS, ITERATIONS, {"line": 3}, "unbalanced"),
     (edit_fate, Kind.DIFFERS, ITERATIONS, {}, "unbalanced"),
     (drop_row_of_a_step, Kind.MISSING, ITERATIONS, {"line": 3}, "unbalanced"),
     (lambda run: drop_line(run / ITERATIONS, 3), Kind.MISSING, ITERATIONS, {}, "unbalanced"),

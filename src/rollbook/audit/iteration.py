@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +33,8 @@ class IterationLine(msgspec.Struct):
     iteration: int
     rollouts: list[RolloutFate] | None = None
     steps: list[TrainStep] | None = None
-    processes: int | None = None
+    weights_digest_before: str | None = None
+    weights_digest: str | None = None
     error: str | None = None
     files: dict[str, FileFacts] = {}
 
@@ -141,7 +143,16 @@ class IterationAudit:
                 if facts.bytes != recorded.bytes
                 else "it was changed after it was complete: its digest is not the recorded one",
                 file=path,
+                next=self._restore(name),
             )
+
+    def _restore(self, name: str) -> str:
+        """Where no token export tells which row was changed, a replay does."""
+        if not name.endswith(Artifact.TRANSCRIPTS) or not self._is_train or self._asked.plan is None:
+            return RESTORE
+        root = shlex.quote(str(self._asked.root))
+        replay = f"rollbook replay {root} --iteration {self._line.iteration}"
+        return f"{RESTORE}; {replay} names the row that differs"
 
     def _account(self, tables: list[Table]) -> None:
         """Every rollout once, in one place."""

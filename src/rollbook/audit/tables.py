@@ -186,7 +186,9 @@ class Transcripts(Table):
         found = parts_of(self._columns)
         self._freeze(np.array(self._columns.counts, np.int64), found.seen, found.sampled)
         self.has_turns: Bools = np.array(self._has_turns, np.bool_)  # False: nobody says what they were
-        self.cut_off, self.trained, self.logprobs = found.cut_off, found.trained, found.logprobs
+        # A limit may end an episode between two replies, too.
+        self.cut_off: Bools = found.cut_off | np.array([stop == "length" for stop in self.stops], np.bool_)
+        self.trained, self.logprobs = found.trained, found.logprobs
         self.parts: Ints = found.counts
         self.first_part: Ints = np.cumsum(self.parts) - self.parts  # of each rollout in the arrays of parts
         self._check_logprobs(auditor, found.misaligned)

@@ -77,6 +77,7 @@ assert not heavy, heavy
         "import rollbook.runs.run, rollbook.recorder",
         "import rollbook.collect.settings, rollbook.data.merge",
         "import rollbook.records.tokens, rollbook.records.token_places",
+        "import rollbook.audit.rl_run, rollbook.audit.sft_run, rollbook.audit.collection, rollbook.cli.audit",
     ],
 )
 def test_reading_a_run_imports_no_torch(statement: str) -> None:

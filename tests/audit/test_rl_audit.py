@@ -136,6 +136,10 @@ def edit_fate(run: Path) -> None:
     edit_row(run / "iterations.jsonl", 3, lambda row: row["rollouts"][fate_of(row)].__setitem__(2, "dropped"))
 
 
+def edit_weights(run: Path) -> None:
+    edit_row(run / "iterations.jsonl", 3, lambda row: row.update(weights_digest_before="0" * 32))
+
+
 def drop_row_of_a_step(run: Path) -> None:
     edit_row(run / "iterations.jsonl", 3, lambda row: row["steps"][1]["micro_batches"][0].pop(0))
 
@@ -173,6 +177,7 @@ CHANGES: list[tuple[Change, Kind, str, dict[str, Any], str]] = [
     (lambda run: drop_line(run / METRICS, 2), Kind.MISSING, METRICS, {}, "incomplete"),
     (lambda run: double_line(run / METRICS, 2), Kind.DOUBLED, METRICS, {"line": 3}, "unbalanced"),
     (lambda run: cut_line(run / METRICS, 2), Kind.UNREADABLE, METRICS, {"line": 2}, "unreadable"),
+    (edit_weights, Kind.DIFFERS, ITERATIONS, {"line": 3}, "unbalanced"),
     (edit_fate, Kind.DIFFERS, ITERATIONS, {}, "unbalanced"),
     (drop_row_of_a_step, Kind.MISSING, ITERATIONS, {"line": 3}, "unbalanced"),
     (lambda run: drop_line(run / ITERATIONS, 3), Kind.MISSING, ITERATIONS, {}, "unbalanced"),
@@ -259,6 +264,21 @@ def test_a_file_of_another_run_is_named_with_that_run(killed: Path, other: Path,
     balanced(run)
     shutil.copy(other / EXPORT, run / EXPORT)
     assert [finding for finding in rollbook.audit(run).findings if finding.kind is Kind.FOREIGN]
+
+
+def test_no_file_elsewhere_is_opened(killed: Path, tmp_path: Path) -> None:
+    """What a line says is a name, not a place to read from."""
+    run = copy_of(killed, tmp_path / "run")
+    secret = tmp_path / "secret_rollout_summaries.jsonl"
+    secret.write_text("something private\n")
+
+    def name_it(row: dict[str, Any]) -> None:
+        row["files"] = {str(secret): {"bytes": 1, "xxh3_128": ""}, "../secret": {"bytes": 1, "xxh3_128": ""}}
+
+    edit_row(run / ITERATIONS, 3, name_it)
+    audit = rollbook.audit(run)
+    assert found_in(run, Kind.DIFFERS, ITERATIONS, "no file of an iteration")
+    assert "private" not in str(audit)
 
 
 def test_every_process_is_accounted_for(setup: Path, tmp_path: Path) -> None:

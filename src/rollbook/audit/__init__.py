@@ -31,7 +31,7 @@ class _Job(ModuleType):
         """
         from rollbook.audit.find import find_thing
 
-        return find_thing(Path(thing)).audit(
+        return find_thing(Path(thing).expanduser()).audit(
             input=None if input is None else Path(input), verify=verify, advance=advance
         )
 

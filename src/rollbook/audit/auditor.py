@@ -8,7 +8,7 @@ from pathlib import Path
 from rollbook.audit.places import Places
 from rollbook.audit.result import Audit, Check, Comparison, Finding, Kind, RankShare, verdict_of
 
-_LISTED = 20  # findings of one kind in one file; the others are counted
+LISTED = 20  # findings of one kind in one file; the others are counted
 
 RESTORE = "restore the file from a copy"
 
@@ -43,10 +43,14 @@ class Auditor:
     ) -> None:
         name = None if file is None else self.name(file)
         alike = self._found.setdefault((kind, name), [])
-        if len(alike) == _LISTED:
+        if len(alike) == LISTED:
             alike[-1].more += 1
             return
         alike.append(Finding(kind=kind, what=what, file=name, line=line, key=key, next=next))
+
+    def count(self, kind: Kind, file: Path) -> int:
+        """How many findings of this kind are listed for a file."""
+        return len(self._found.get((kind, self.name(file)), ()))
 
     def findings(self) -> list[Finding]:
         """In the order in which their files were met."""

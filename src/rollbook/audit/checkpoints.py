@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from rollbook.audit.auditor import Auditor
@@ -83,7 +83,7 @@ def _audit_lengths(auditor: Auditor, files: RunFiles, records: Sequence[Checkpoi
     lengths: dict[str, dict[int, str]] = {}
     for record in records:
         for name, length in (record.log_lengths or {}).items():
-            if length and not is_iteration_file(name):
+            if length and _is_inside(name) and not is_iteration_file(name):
                 lengths.setdefault(name, {}).setdefault(length, record.name)
     for name, saved in lengths.items():
         path, longest = files.root / name, max(saved)
@@ -131,7 +131,7 @@ def audit_logs(auditor: Auditor, files: RunFiles, info: RunInfo, *, is_open: boo
     """Every line of alerts.jsonl, and of the logs that the loop made itself, of all processes."""
     from rollbook.audit.scan import Scan
 
-    names = [files.alerts.name, *(info.logs or [])]
+    names = [files.alerts.name, *filter(_is_inside, info.logs or [])]
     for path in dict.fromkeys(path for name in names for path in files.log_family(name)):
         for _ in Scan(auditor, path, dict, is_open=is_open):
             pass
@@ -146,6 +146,11 @@ def _still_counts(info: RunInfo, attempt: int, name: str) -> bool:
     """Whether no later attempt has cut this log further back."""
     begun = next(one.log_lengths.get(name, 0) for one in info.attempts if one.attempt == attempt)
     return all(later.log_lengths.get(name, 0) >= begun for later in info.attempts if later.attempt > attempt)
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
 
 
 def ends_a_line(path: Path, length: int) -> bool:

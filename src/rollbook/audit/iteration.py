@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from rollbook.audit.tables import Identity, Summaries, Table, Transcripts, group
 from rollbook.audit.training import Trained, audit_steps
 from rollbook.records.complete import FileFacts
 from rollbook.records.iterations import RolloutFate, TrainStep
-from rollbook.records.layout import TRAIN, Artifact
+from rollbook.records.layout import TRAIN, Artifact, is_iteration_file
 
 
 class IterationLine(msgspec.Struct):
@@ -32,7 +33,8 @@ class IterationLine(msgspec.Struct):
     iteration: int
     rollouts: list[RolloutFate] | None = None
     steps: list[TrainStep] | None = None
-    processes: int | None = None
+    weights_digest_before: str | None = None
+    weights_digest: str | None = None
     error: str | None = None
     files: dict[str, FileFacts] = {}
 
@@ -92,8 +94,13 @@ class IterationAudit:
         found: dict[Path, FileFacts] = {}
         for name in self._line.files:
             path = self._asked.root / name
-            if not path.is_file():
-                self._auditor.find(Kind.MISSING, f"it is not there; {self._where} has it", file=path)
+            if not is_iteration_file(name):  # it might be anywhere
+                what = f"{self._where} names {name!r}, which is no file of an iteration"
+                self._auditor.find(Kind.DIFFERS, what, file=self._asked.iterations, line=self._number)
+            elif not path.is_file():
+                self._auditor.find(
+                    Kind.MISSING, f"it is not there; {self._where} was recorded with it", file=path
+                )
             elif name.endswith(Artifact.SUMMARIES):
                 self._summaries = Summaries(path)
                 found[path] = self._read(self._summaries)
@@ -106,7 +113,7 @@ class IterationAudit:
 
     @property
     def _where(self) -> str:
-        return f"iteration {self._line.iteration} of {self._line.split} in iterations.jsonl"
+        return f"iteration {self._line.iteration} of {self._line.split}"
 
     def _read(self, table: Summaries | Transcripts) -> FileFacts:
         table.read(self._auditor, Identity(self._asked.run_id, *self._step))
@@ -136,7 +143,16 @@ class IterationAudit:
                 if facts.bytes != recorded.bytes
                 else "it was changed after it was complete: its digest is not the recorded one",
                 file=path,
+                next=self._restore(name),
             )
+
+    def _restore(self, name: str) -> str:
+        """Where no token export tells which row was changed, a replay does."""
+        if not name.endswith(Artifact.TRANSCRIPTS) or not self._is_train or self._asked.plan is None:
+            return RESTORE
+        root = shlex.quote(str(self._asked.root))
+        replay = f"rollbook replay {root} --iteration {self._line.iteration}"
+        return f"{RESTORE}; {replay} names the row that differs"
 
     def _account(self, tables: list[Table]) -> None:
         """Every rollout once, in one place."""
@@ -211,10 +227,10 @@ class IterationAudit:
             return
         for place, group in enumerate(summaries.groups.tolist()):
             drawn = labels[group] if group < len(labels) else None
-            if summaries.tags[place] != [drawn]:
+            if summaries.tags[place] != (drawn,):
                 self._auditor.find(
                     Kind.DIFFERS,
-                    f"group {group} is of {summaries.tags[place]}; the schedule has drawn {drawn!r} for it",
+                    f"group {group} is of {list(summaries.tags[place])}; the schedule has drawn {drawn!r}",
                     file=summaries.path,
                     line=summaries.lines[place],
                 )

@@ -120,7 +120,5 @@ def _says(made: Comparison, known: int) -> str:
     if abs(z) < _SURE:
         return "no sign that they are the long ones, or the short ones"
     assert made.tokens is not None and made.other_tokens is not None
-    times = f"{made.tokens / made.other_tokens:.2f} times as long" if made.other_tokens else "longer"
-    return f"these are the {'long' if z > 0 else 'short'} ones: {times} as the others".replace(
-        "longer as", "longer than"
-    )
+    ratio = f"{made.tokens / made.other_tokens:.2f}" if made.other_tokens else "many"
+    return f"these are the {'long' if z > 0 else 'short'} ones: {ratio} times as long as the others"

@@ -1,9 +1,13 @@
-"""What a collection was to do: the rows of its input, and how often each."""
+"""What a collection was to do: the tasks of its input, each of which is a number from 0 on.
+
+Tasks are looked up by a hash of their ids, so that a million rollouts are a few columns of numbers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -11,23 +15,54 @@ from rollbook.audit.places import Ints
 from rollbook.collect.input import Agents, hash_of, read_input
 from rollbook.collect.manifest import Session
 
+Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
-class Planned:
+
+class Tasks(Protocol):
+    """Who knows the tasks of a collection."""
+
+    rows: int  # how many were planned
+
+    def find(self, hashes: Hashes) -> Ints:
+        """The number of each task; -1 where it was not planned."""
+        ...
+
+
+class InputTasks:
+    """From the input."""
+
     def __init__(self, path: Path, session: Session) -> None:
         """Raises a UsageError if a row of it could not have been collected."""
         env = (session.meaning.get("agent") or {}).get("env") or {}
         self._input = read_input(path, limit=session.rows or None, agents=Agents(env=env))
-        self.rows, self.repeats, self.size = self._input.rows, session.repeats, self._input.size
+        self.rows, self.size = self._input.rows, self._input.size
         self.is_same = self._input.begins_with(session.input_bytes, session.input_sha256)
 
-    def rows_of(self, tasks: Sequence[str]) -> Ints:
-        """The row of each task; -1 where the input has none of that id."""
-        return self._input.find(np.array([hash_of(task) for task in tasks], np.uint64))
+    def find(self, hashes: Hashes) -> Ints:
+        return self._input.find(hashes)
 
     def task(self, row: int) -> str:
         done = np.ones((self.rows, 1), np.bool_)
         done[row] = False
         return next(self._input.items(1, done)).task_id
+
+
+class UnknownTasks:
+    """Where the input is gone: as many as the manifest says, and whatever is found is one of them."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self._numbers: dict[int, int] = {}
+
+    def find(self, hashes: Hashes) -> Ints:
+        for task in hashes.tolist():
+            if len(self._numbers) < self.rows:
+                self._numbers.setdefault(task, len(self._numbers))
+        return np.array([self._numbers.get(task, -1) for task in hashes.tolist()], np.int64)
+
+
+def hashes_of(tasks: Sequence[str]) -> Hashes:
+    return np.array([hash_of(task) for task in tasks], np.uint64)
 
 
 def find_input(output: Path, session: Session) -> Path | None:

@@ -27,7 +27,7 @@ def of_rollouts(summaries: Summaries, split: str) -> Values:
     """The `env/...` metrics."""
     prefix = "" if split == TRAIN else f"{split.removeprefix('eval/')}/"
     everything = np.ones(len(summaries), np.bool_)
-    metrics = _env_metrics(summaries)
+    metrics = {name: own for name, own in summaries.metrics.items() if not name.startswith("stop/")}
     found = _scope(summaries, metrics, everything)
     per_turn = found.pop("ac_tokens_per_turn", None)
     values = {f"{prefix}env/all/{name}": value for name, value in found.items()}
@@ -47,22 +47,6 @@ def _tags(summaries: Summaries) -> dict[str, Bools]:
         return {}
     names = sorted({tag for some in tags for tag in some} - {"all"})
     return {tag: np.array([tag in some for some in tags], np.bool_) for tag in names}
-
-
-def _env_metrics(summaries: Summaries) -> dict[str, Floats]:
-    """By name the value of each rollout, NaN where it has none."""
-    names = sorted(set().union(*summaries.metrics))
-    return {
-        name: np.array(
-            [
-                value if isinstance(value := metrics.get(name), (int, float)) else None
-                for metrics in summaries.metrics
-            ],
-            np.float64,
-        )
-        for name in names
-        if not name.startswith("stop/")
-    }
 
 
 def _scope(summaries: Summaries, metrics: dict[str, Floats], inside: Bools) -> Values:

@@ -51,6 +51,7 @@ class RlAudit:
         self._asked = Asked(root, reader.files.iterations, info.id, self._plan, self._left_out)
         self._end = size_of(reader.files.iterations)  # what is written from now on is not looked at
         self._lines: dict[Step, int] = {}  # of each complete iteration, the line that counts
+        self._last: IterationLine | None = None  # of training
         self._complete_at: dict[int, int] = {}  # where the line of each training iteration ends
 
     def _read_plan(self, reader: RunReader) -> RlPlan | None:
@@ -117,7 +118,7 @@ class RlAudit:
             self._auditor.unanswered.append("which iterations are complete: there is no iterations.jsonl")
             return
         scan = Scan(self._auditor, self._files.iterations, _IndexLine, end=self._end, is_first_of_two=True)
-        for numbers, ends, rows in scan:
+        for numbers, _, ends, rows in scan:
             for number, end, row in zip(numbers, ends, rows, strict=True):
                 step = (row.split, row.iteration)
                 if step in self._lines and self._plan is not None:
@@ -137,7 +138,7 @@ class RlAudit:
         scan = Scan(
             self._auditor, self._files.iterations, IterationLine, end=self._end, is_open=self._is_open
         )
-        for numbers, _, lines in scan:
+        for numbers, _, _, lines in scan:
             for number, line in zip(numbers, lines, strict=True):
                 if number not in count:
                     continue
@@ -167,11 +168,26 @@ class RlAudit:
             what = f"iteration {iteration} is in no token export"
             self._auditor.find(Kind.MISSING, what, file=self._files.iterations, line=number)
         audit.compare_digests()
+        if is_train:
+            self._compare_weights(line, number)
         if line.error is not None:
             self._auditor.notes.append(
                 f"iteration {iteration} of {line.split} was left with an error: {line.error}"
             )
         return found.values
+
+    def _compare_weights(self, line: IterationLine, number: int) -> None:
+        """An iteration begins with the weights that the one before has ended with."""
+        before, self._last = self._last, line
+        if before is None or before.iteration != line.iteration - 1:
+            return
+        ended, begun = before.weights_digest, line.weights_digest_before
+        if ended is None or begun is None:
+            return
+        self._auditor.check("iterations that begin where the one before has ended", ended == begun)
+        if ended != begun:
+            what = f"iteration {line.iteration} began with weights {begun}, and {ended} were left"
+            self._auditor.find(Kind.DIFFERS, what, file=self._files.iterations, line=number)
 
     def _find_known_missing(self, metrics: MetricLines, rows: list[tuple[int, Row]]) -> None:
         """Rollouts of which the run itself says that they never came; a plan knows those of training."""

@@ -28,10 +28,11 @@ _BLOCK = 1 << 18  # bytes that are decoded together: what is made of them should
 
 
 class Rows(NamedTuple, Generic[T]):
-    """Some rows of a file, and for each the number of its line and the offset of its end."""
+    """Some rows of a file, and for each the number of its line and the offsets of its ends."""
 
     numbers: Sequence[int]
-    ends: Sequence[int] | Ints
+    starts: Sequence[int] | Ints
+    ends: Sequence[int] | Ints  # behind the newline
     rows: list[T]
 
 
@@ -65,7 +66,8 @@ class Scan(Generic[T]):
             count = len(block.ends)
             rows = decode_block(block, decode_lines)
             if rows is not None:
-                yield Rows(range(number, number + count), block.ends + (block.offset + 1), rows)
+                starts, ends = block.starts + block.offset, block.ends + (block.offset + 1)
+                yield Rows(range(number, number + count), starts, ends, rows)
             else:
                 yield self._line_by_line(block, number)
             number += count
@@ -73,6 +75,7 @@ class Scan(Generic[T]):
 
     def _line_by_line(self, block: LineBlock, first: int) -> Rows[T]:
         numbers: list[int] = []
+        starts: list[int] = []
         ends: list[int] = []
         rows: list[T] = []
         for number, (start, end) in enumerate(zip(block.starts, block.ends, strict=True), first):
@@ -80,10 +83,11 @@ class Scan(Generic[T]):
             try:
                 rows.append(_decoded(self._path, line, self._kind))
                 numbers.append(number)
+                starts.append(block.offset + int(start))
                 ends.append(block.offset + int(end) + 1)
             except BadLineError as error:
                 self._refuse(number, error.why)
-        return Rows(numbers, ends, rows)
+        return Rows(numbers, starts, ends, rows)
 
     def _refuse_tail(self, number: int) -> None:
         if not self._is_open:

@@ -6,7 +6,9 @@ differ is a single rollout looked at.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
+from math import nan
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,11 +71,11 @@ class Table:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lines: list[int] = []
-        self._groups: list[int] = []
-        self._trajectories: list[int] = []
-        self._rewards: list[float | None] = []
-        self.statuses: list[str] = []
+        self.lines = array("q")
+        self._groups, self._trajectories = array("q"), array("q")
+        self._rewards = array("d")  # NaN: there is none
+        self._texts: dict[str | None, str | None] = {}  # each text once: most rollouts have the same
+        self.statuses: list[str | None] = []
         self.stops: list[str | None] = []
         self.tasks: list[str | None] = []
         self.digests: list[str | None] = []
@@ -108,17 +110,18 @@ class Table:
         self.lines.extend(numbers)
         self._groups.extend([row.group_idx for row in rows])
         self._trajectories.extend([row.traj_idx for row in rows])
-        self._rewards.extend([row.total_reward for row in rows])
-        self.statuses.extend([row.status for row in rows])
-        self.stops.extend([row.stop_reason for row in rows])
-        self.tasks.extend([row.task_id for row in rows])
-        self.digests.extend([row.task_digest for row in rows])
+        self._rewards.extend([nan if row.total_reward is None else row.total_reward for row in rows])
+        once = self._texts.setdefault
+        self.statuses.extend([once(row.status, row.status) for row in rows])
+        self.stops.extend([once(row.stop_reason, row.stop_reason) for row in rows])
+        self.tasks.extend([once(row.task_id, row.task_id) for row in rows])
+        self.digests.extend([once(row.task_digest, row.task_digest) for row in rows])
 
     def _freeze(self, turns: Ints, seen: Ints, sampled: Ints) -> None:
         """Make arrays of the columns that are numbers. `seen` and `sampled` are of every turn, or UNKNOWN."""
         self.groups = np.array(self._groups, np.int64)
         self.keys = keys_of(self.groups, self._trajectories)
-        self.rewards: Floats = np.array(self._rewards, np.float64)  # None becomes NaN
+        self.rewards: Floats = np.array(self._rewards, np.float64)
         self.ok: Bools = np.array([status == "ok" for status in self.statuses], np.bool_)
         self.turns, self.seen, self.sampled = turns, seen, sampled
         self.seen_tokens = _per_rollout(seen, turns)
@@ -130,25 +133,30 @@ class Summaries(Table):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.tags: list[list[str]] = []
-        self.metrics: list[dict[str, Any]] = []  # of each rollout, once
+        self.tags: list[tuple[str, ...]] = []
+        self.metrics: dict[str, Floats] = {}  # by name the value of each rollout, NaN where it has none
 
     def read(self, auditor: Auditor, identity: Identity | None, *, is_open: bool = False) -> None:
         """`identity` is whose lines they must be, if that matters."""
-        turns: list[int] = []
-        seen: list[int | None] = []
-        sampled: list[int | None] = []
+        turns, seen, sampled = array("q"), array("q"), array("q")
+        metrics: list[tuple[int, dict[str, Floats]]] = []
+        tags: dict[tuple[str, ...], tuple[str, ...]] = {}
         scan = Scan(auditor, self.path, SummaryLine, is_open=is_open)
-        for numbers, _, rows in scan:
+        for numbers, _, _, rows in scan:
             numbers, rows = self._own(numbers, rows, identity)
             self._add_ids(numbers, rows)
-            self.tags.extend([row.tags for row in rows])
-            self.metrics.extend([_metrics_of(row) for row in rows])
+            self.tags.extend([tags.setdefault(own := tuple(row.tags), own) for row in rows])
+            metrics.append((len(rows), _columns_of([_metrics_of(row) for row in rows])))
+            steps = [step for row in rows for step in row.steps]
             turns.extend([len(row.steps) for row in rows])
-            seen.extend([step.ob_len for row in rows for step in row.steps])
-            sampled.extend([step.ac_len for row in rows for step in row.steps])
+            seen.extend([UNKNOWN if step.ob_len is None else step.ob_len for step in steps])
+            sampled.extend([UNKNOWN if step.ac_len is None else step.ac_len for step in steps])
         self.facts = scan.facts
-        self._freeze(np.array(turns, np.int64), _lengths(seen), _lengths(sampled))
+        self._freeze(np.array(turns), np.array(seen), np.array(sampled))
+        for name in sorted({name for _, block in metrics for name in block}):
+            self.metrics[name] = np.concatenate(
+                [block.get(name, np.full(count, nan)) for count, block in metrics]
+            )
 
 
 class Transcripts(Table):
@@ -166,7 +174,7 @@ class Transcripts(Table):
 
     def read(self, auditor: Auditor, identity: Identity | None, *, is_open: bool = False) -> None:
         scan = Scan(auditor, self.path, TranscriptLine, is_open=is_open)
-        for numbers, _, rows in scan:
+        for numbers, _, _, rows in scan:
             numbers, rows = self._own(numbers, rows, identity)
             self._add_ids(numbers, rows)
             self._columns.add([row.turns or [] for row in rows])
@@ -178,7 +186,9 @@ class Transcripts(Table):
         found = parts_of(self._columns)
         self._freeze(np.array(self._columns.counts, np.int64), found.seen, found.sampled)
         self.has_turns: Bools = np.array(self._has_turns, np.bool_)  # False: nobody says what they were
-        self.cut_off, self.trained, self.logprobs = found.cut_off, found.trained, found.logprobs
+        # A limit may end an episode between two replies, too.
+        self.cut_off: Bools = found.cut_off | np.array([stop == "length" for stop in self.stops], np.bool_)
+        self.trained, self.logprobs = found.trained, found.logprobs
         self.parts: Ints = found.counts
         self.first_part: Ints = np.cumsum(self.parts) - self.parts  # of each rollout in the arrays of parts
         self._check_logprobs(auditor, found.misaligned)
@@ -215,10 +225,6 @@ def groups_of(keys: Ints) -> Ints:
     return groups
 
 
-def _lengths(values: list[int | None]) -> Ints:
-    return np.array([UNKNOWN if value is None else value for value in values], np.int64)
-
-
 def _per_rollout(values: Ints, turns: Ints) -> Floats:
     """The sum over the turns of each rollout; NaN where one of them is not known."""
     ends = np.cumsum(turns)
@@ -240,3 +246,15 @@ def _metrics_of(row: SummaryLine) -> dict[str, Any]:
                 values.setdefault(name, []).append(value)
     own = {name: value for name, value in row.trajectory_metrics.items() if isinstance(value, int | float)}
     return {name: sum(some) / len(some) for name, some in values.items()} | own
+
+
+def _columns_of(metrics: list[dict[str, Any]]) -> dict[str, Floats]:
+    """By name the numbers of some rollouts, NaN where there is none."""
+    names = set().union(*metrics)
+    return {
+        name: np.array(
+            [value if isinstance(value := own.get(name), (int, float)) else nan for own in metrics],
+            np.float64,
+        )
+        for name in names
+    }

@@ -6,6 +6,7 @@ taken apart into columns over all turns of a file: a loop over them would take m
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -35,13 +36,13 @@ class TurnColumns:
     """All turns of a file, in its order."""
 
     def __init__(self) -> None:
-        self.counts: list[int] = []  # turns of each rollout
-        self.prompts: list[int] = []  # tokens that are new in a turn; UNKNOWN where nobody says
-        self.sampled: list[int] = []
-        self.logprob_counts: list[int] = []
-        self.logprobs: list[float] = []  # their sum; NaN where one is not finite
-        self.is_new: list[bool] = []
-        self.is_cut_off: list[bool] = []
+        self.counts = array("q")  # turns of each rollout
+        self.prompts = array("q")  # tokens that are new in a turn; UNKNOWN where nobody says
+        self.sampled = array("q")
+        self.logprob_counts = array("q")
+        self.logprobs = array("d")  # their sum; NaN where one is not finite
+        self.is_new = array("b")
+        self.is_cut_off = array("b")
         self.untrained: dict[int, float] = {}  # by turn: the logprob of a first token, which nothing predicts
         self.unknown: dict[int, list[TurnLine]] = {}  # by rollout: turns that have not all their token ids
 
@@ -91,9 +92,9 @@ def parts_of(columns: TurnColumns) -> Parts:
     before = np.cumsum(new + said) - new - said
     seen = before - before[begins][part] + new  # since the part began
     trained = np.bincount(part, weights=said, minlength=int(begins.sum()))
-    logprobs = np.bincount(part, weights=np.array(columns.logprobs), minlength=len(trained))
+    logprobs = np.bincount(part, weights=columns.logprobs, minlength=len(trained))
     for turn, logprob in columns.untrained.items():
-        if begins[turn]:
+        if seen[turn] == 0:
             trained[part[turn]] -= 1
             logprobs[part[turn]] -= logprob
     starts = np.cumsum(counts) - counts

@@ -187,7 +187,7 @@ def report_stall(job: Job, stage: str, waiting: Sequence[Waiting]) -> None:
     """
     first = waiting[0]
     text = f"{len(waiting)} rollouts are open; the oldest, {first.name}, for {first.seconds:.0f} s"
-    job.console.log(f"STALL in {stage}: nothing has finished for a while; {text}")
+    job.console.log(f"STALL in {stage}: {text}")
     job.stalls.append(encode({"stage": stage, "waiting": [item._asdict() for item in waiting]}))
 
 

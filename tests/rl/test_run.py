@@ -399,7 +399,7 @@ def test_what_is_waited_for_is_named_and_changes_nothing_else(setup: Path, tmp_p
     train(settings_of(setup, tmp_path / "slow", iterations=2, stall_after_s=1e-3), log=said.append)
     train(settings_of(setup, tmp_path / "other", iterations=2), log=lambda _: None)
     stalls = lines(tmp_path / "slow/stalls.jsonl")
-    assert any("STALL in iteration 0: nothing has finished for a while" in text for text in said)
+    assert any(text.startswith("STALL in iteration 0: ") for text in said)
     assert {stall["stage"] for stall in stalls} >= {"iteration 0", "iteration 1", "eval/test"}
     assert re.fullmatch(r"group \d, rollout \d \(.*\)", stalls[-1]["waiting"][0]["name"])
     unlike = differences(tmp_path / "slow", tmp_path / "other")

@@ -201,7 +201,7 @@ def report_stall(job: Job, stage: str, stall: Stall) -> None:
 
     It is no alert: equal runs have equal alerts, and another one may have had a faster machine.
     """
-    job.console.log(f"STALL in {stage}: nothing has finished for a while; {stall}")
+    job.console.log(f"STALL in {stage}: {stall}")
     blocked = None if stall.blocked is None else stall.blocked._asdict()
     waiting = [item._asdict() for item in stall.waiting]
     job.stalls.append(encode({"stage": stage, "waiting": waiting, "blocked": blocked}))

@@ -160,7 +160,7 @@ def test_what_is_refused_is_no_run(terminal: Terminal, tmp_path: Path) -> None:
     terminal("collect", *WORDS, "limit=2")
     terminal("collect", *WORDS, "responses_create_params.temperature=1", code=2)
     said = terminal("collect", *WORDS, "--stop-after", "90", code=2)
-    assert "stop_after (--stop-after): '90' is not a duration; write 90s or 90m" in said
+    assert "stop_after: '90' is not a duration; write 90s or 90m" in said
     assert "cannot name a run" in terminal("collect", *WORDS, "--name=latest", code=2)
     assert len(terminal.runs()) == 1
 

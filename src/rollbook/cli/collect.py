@@ -71,7 +71,7 @@ def collect(
     as_json: AsJson = False,
 ) -> None:
     """Collect rollouts: +agent_name=... +input_jsonl_fpath=... +output_jsonl_fpath=... and more."""
-    from rollbook.collect.settings import likely_slips, load_settings
+    from rollbook.collect.settings import load_settings, misspelled_params
 
     given = list(words or [])
     given += [f"resume={resume}"] if resume else []
@@ -82,7 +82,7 @@ def collect(
             "nothing to collect; add agent_name=... input_jsonl_fpath=... output_jsonl_fpath=..."
         )
     settings = load_settings(given, config=config)
-    for line in likely_slips(settings.responses_create_params):
+    for line in misspelled_params(settings.responses_create_params):
         _say(line)
     if dry_run:
         _look_ahead(settings, as_json)

@@ -12,8 +12,8 @@ import orjson
 import yaml
 
 from rollbook.collect.collect import collect
-from rollbook.collect.progress import Progress
 from rollbook.collect.settings import CollectSettings, load_settings
+from rollbook.records.progress import Progress
 
 ROLLBOOK = [sys.executable, "-c", "from rollbook.cli.main import main; main()"]
 COLLECT = [*ROLLBOOK, "collect"]

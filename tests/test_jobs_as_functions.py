@@ -65,7 +65,7 @@ def test_a_collection(place: Callable[[Job], Any], workers: int, tmp_path: Path)
         f"workers={workers}",
     ]
     progress = place(lambda: rollbook.collect(config(tmp_path), *words, log=quiet))
-    assert (progress.status, progress.done, progress.reward_mean) == ("complete", 5, 1.0)
+    assert (progress.status, progress.done, progress.reward_mean) == ("completed", 5, 1.0)
     assert_exactly_once(tmp_path / "out.jsonl", expected_keys(5))
 
 
@@ -101,7 +101,7 @@ return "2"
         signal.signal(signal.SIGINT, before)
         loop.close()
     assert len(keys(tmp_path / "out.jsonl")) == 2
-    assert rollbook.collect(agent, *words, log=quiet).status == "complete"
+    assert rollbook.collect(agent, *words, log=quiet).status == "completed"
     assert_exactly_once(tmp_path / "out.jsonl", expected_keys(6))
 
 

@@ -11,7 +11,7 @@ import yaml
 from collecting import config, row, settings, small_input, words, write_rows
 from rollbook.cli.main import main
 from rollbook.collect.collect import collect
-from rollbook.collect.settings import likely_slips, load_settings
+from rollbook.collect.settings import load_settings, misspelled_params
 from rollbook.errors import UsageError
 
 OPENAI = {"kind": "openai", "base_url": "http://127.0.0.1:1/v1", "model": "m"}
@@ -44,7 +44,7 @@ def test_a_misspelt_parameter_is_told_and_sent(tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.parametrize("name", ["max_ouput_tokens", "topp", "top-p", "Temperature", "max_token", "seeds"])
 def test_names_that_look_like_a_slip(name: str) -> None:
-    assert len(likely_slips({name: 1})) == 1
+    assert len(misspelled_params({name: 1})) == 1
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_names_that_look_like_a_slip(name: str) -> None:
     ],
 )
 def test_known_names_and_those_of_engines_are_no_slips(name: str) -> None:
-    assert likely_slips({name: 1}) == []
+    assert misspelled_params({name: 1}) == []
 
 
 def test_the_home_directory_may_be_written_as_a_tilde(
@@ -89,18 +89,6 @@ def test_a_stream_is_refused_where_a_file_is_needed(name: str, tmp_path: Path) -
 def test_a_misspelt_key_is_named_before_the_one_that_is_missing_for_it() -> None:
     with pytest.raises(UsageError, match="unknown key 'agent_nam'; did you mean 'agent_name'"):
         load_settings(["+agent_nam=chat", "+output_jsonl_fpath=x.jsonl"])
-
-
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("+resume_from_cache=true", "to resume is the default here; .*--resume"),
-        ("+prompt_config=p.yaml", r"in each row here, in responses_create_params\.input"),
-    ],
-)
-def test_keys_of_the_collector_people_come_from_are_answered(word: str, said: str) -> None:
-    with pytest.raises(UsageError, match=f"unknown key .*{said}"):
-        load_settings([word])
 
 
 def beside(directory: Path) -> Path:

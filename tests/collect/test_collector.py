@@ -31,10 +31,10 @@ from rollbook.collect import collect as collector
 from rollbook.collect.collect import collect, dry_run
 from rollbook.collect.generated_tasks import write_tasks
 from rollbook.collect.manifest import Manifest, read_manifest
-from rollbook.collect.progress import Progress, read_progress
 from rollbook.envs.arithmetic import Arithmetic
 from rollbook.errors import BadFileError, BadLineError, LockedError, UsageError, WriteError
 from rollbook.records.jsonl import JsonlWriter
+from rollbook.records.progress import Progress, read_progress
 
 WAIT = 60.0
 FAILS_SOMETIMES = """
@@ -77,13 +77,13 @@ def test_a_collection_and_its_files(tmp_path: Path) -> None:
         log=lambda _: None,
     )
     assert_exactly_once(tmp_path / "out.jsonl", expected_keys(4, 3))
-    assert (progress.status, progress.done, progress.expected, progress.missing) == ("complete", 12, 12, 0)
+    assert (progress.status, progress.done, progress.expected, progress.missing) == ("completed", 12, 12, 0)
     assert (progress.reward_mean, progress.output_tokens, progress.cost) == (
         1.0,
         12,
         pytest.approx(12.0, 0.01),
     )
-    assert shown[0] == "running" and shown[-1] == "complete"
+    assert shown[0] == "running" and shown[-1] == "completed"
     assert read_progress(tmp_path / "out_progress.json") == progress
     manifest = read_manifest(tmp_path / "out_manifest.json")
     assert manifest is not None
@@ -107,7 +107,7 @@ def test_progress_is_right_after_a_resume(tmp_path: Path) -> None:
     assert [(one.rows, one.output_start) for one in manifest.sessions] == [(4, 0), (10, first)]
     before = (tmp_path / "out.jsonl").read_bytes()
     again = run(tmp_path)
-    assert (again.done_before, again.done, again.status) == (10, 10, "complete")
+    assert (again.done_before, again.done, again.status) == (10, 10, "completed")
     assert (tmp_path / "out.jsonl").read_bytes() == before
 
 
@@ -286,7 +286,7 @@ def test_a_slow_disk_loses_no_count(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     progress = collect(
         settings(tmp_path), log=lambda _: None, on_progress=lambda now: counted.append(now.done)
     )
-    assert (progress.status, progress.done) == ("complete", 20)
+    assert (progress.status, progress.done) == ("completed", 20)
     assert counted == sorted(counted)
 
 
@@ -295,7 +295,7 @@ def test_failures_are_typed_records_without_rewards(tmp_path: Path) -> None:
     config(tmp_path, script(tmp_path, FAILS_SOMETIMES))
     (tmp_path / "broken").touch()
     progress = run(tmp_path, "retry.bad_answer=2", "retry.first_wait_s=0.001")
-    assert (progress.status, progress.failed, progress.missing) == ("incomplete", 6, 6)
+    assert (progress.status, progress.failed, progress.missing) == ("failed", 6, 6)
     assert (progress.failures, progress.reward_mean) == ({"bad_answer": 12}, None)
     failures = [orjson.loads(line) for line in (tmp_path / "out_failures.jsonl").read_bytes().splitlines()]
     assert {failure["_rb_key"] for failure in failures} == expected_keys(6)
@@ -314,7 +314,7 @@ def test_too_many_failures_stop_it_after_enough_samples(tmp_path: Path) -> None:
     (tmp_path / "broken").touch()
     words = ("retry.bad_answer=1", "num_samples_in_parallel=1", "max_failure_rate=0.3", "min_samples=20")
     progress = run(tmp_path, *words)
-    assert (progress.status, progress.failed) == ("incomplete", 20)
+    assert (progress.status, progress.failed) == ("failed", 20)
     assert "20 of 20 rollouts failed, more than max_failure_rate=0.3" in (progress.reason or "")
 
 
@@ -336,7 +336,7 @@ def test_stop_after_drains(tmp_path: Path) -> None:
     progress = run(tmp_path, "stop_after=0.3s", "num_samples_in_parallel=4")
     assert 0 < progress.done < 1000
     assert (progress.status, progress.in_flight, progress.reason) == (
-        "stopped",
+        "interrupted",
         0,
         "stop_after=0.3s is over",
     )
@@ -370,7 +370,7 @@ def test_a_signal_drains_and_leaves_it_resumable(number: signal.Signals, tmp_pat
     code, said = end(process)
     assert code == 3
     assert f"{number.name}: starting no new rollouts" in said
-    assert f"{number.name} received; type the same command to go on" in said
+    assert f"{number.name} received; rerun the same command to resume" in said
     done = read_progress(tmp_path / "out_progress.json").done
     assert done == len(keys(tmp_path / "out.jsonl")) < 40
     config(tmp_path, script(tmp_path, "await asyncio.sleep(0.1)\nreturn '2'"))
@@ -392,9 +392,9 @@ def test_a_second_signal_stops_at_once(workers: int, tmp_path: Path) -> None:
     process.terminate()
     code, said = end(process)
     assert code == 130
-    assert "stopped at once; type the same command to go on" in said
+    assert "stopped at once; rerun the same command to resume" in said
     assert "Traceback" not in said
-    assert read_progress(tmp_path / "out_progress.json").status == "stopped"
+    assert read_progress(tmp_path / "out_progress.json").status == "interrupted"
 
 
 def test_a_third_signal_ends_what_a_grader_holds_up(tmp_path: Path) -> None:
@@ -423,12 +423,13 @@ def test_exit_codes_and_a_log_without_carriage_returns(tmp_path: Path) -> None:
     (tmp_path / "broken").touch()
     incomplete = command(tmp_path, "retry.bad_answer=1")
     assert incomplete.returncode == 3
-    assert "0 of 4 rollouts, 4 failed, 4 missing" in incomplete.stdout
-    assert "failures by kind: bad_answer 4" in incomplete.stdout
+    assert "rollouts:   0 of 4, 0.0 %, 4 missing" in incomplete.stdout
+    assert "failures:   4 given up; attempts by kind: bad_answer 4" in incomplete.stdout
     (tmp_path / "broken").unlink()
     complete = command(tmp_path)
     assert complete.returncode == 0
-    assert "4 of 4 rollouts, 0 failed, 0 missing, mean reward 1 of 4" in complete.stdout
+    assert "reward:     1, mean over 4 rollouts" in complete.stdout
+    assert "Collecting rollouts: 4 of 4, " in complete.stderr  # what people look for in a log
     wrong = command(tmp_path, "num_repeat=2")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "did you mean 'num_repeats'?" in wrong.stderr

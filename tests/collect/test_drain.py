@@ -28,8 +28,8 @@ from collecting import (
     write_rows,
 )
 from fake_servers import serving_bytes
-from rollbook.collect.progress import read_progress
 from rollbook.errors import UsageError
+from rollbook.records.progress import read_progress
 
 # Rows that ask for it are never done.
 HANGS = """
@@ -58,9 +58,14 @@ def test_a_drain_ends_in_order_though_the_server_hangs(tmp_path: Path) -> None:
     assert ended.returncode == 3, ended.stderr
     assert "stop_after=0.3s is over: starting no new rollouts, waiting for 4 in flight\n" in ended.stderr
     assert "drain_for=0.2s is over: abandoned 4 rollouts in flight\n" in ended.stderr
-    assert "stop_after=0.3s is over, 4 abandoned 0.2s later; type the same command to go on" in ended.stdout
+    assert "stop_after=0.3s is over, 4 abandoned 0.2s later; rerun the same command to resume" in ended.stdout
     progress = read_progress(tmp_path / "out_progress.json")
-    assert (progress.status, progress.in_flight, progress.missing, progress.failures) == ("stopped", 0, 9, {})
+    assert (progress.status, progress.in_flight, progress.missing, progress.failures) == (
+        "interrupted",
+        0,
+        9,
+        {},
+    )
     assert progress.reason == "stop_after=0.3s is over, 4 abandoned 0.2s later"
     assert (tmp_path / "out_failures.jsonl").read_bytes() == b""
 
@@ -83,7 +88,7 @@ def test_what_a_drain_let_go_is_collected_by_the_next_session(workers: int, tmp_
     assert process.returncode == 3, said
     assert "SIGTERM: starting no new rollouts" in said
     progress = read_progress(tmp_path / "out_progress.json")
-    assert (progress.status, progress.reason) == ("stopped", "SIGTERM received, 2 abandoned 0.05s later")
+    assert (progress.status, progress.reason) == ("interrupted", "SIGTERM received, 2 abandoned 0.05s later")
     assert sorted(keys(tmp_path / "out.jsonl")) == ["t0#0", "t1#0"]
     assert orjson.loads((tmp_path / "out_manifest.json").read_bytes())["coverage"]["missing"] == 2
     (tmp_path / "answers").touch()
@@ -108,7 +113,7 @@ def test_a_drain_for_too_many_failures_ends_in_time_too(tmp_path: Path) -> None:
     config(tmp_path, script(tmp_path, body))
     words = ("retry.bad_answer=1", "min_samples=4", "num_samples_in_parallel=2", "drain_for=0.1s")
     progress = run(tmp_path, *words)
-    assert (progress.status, progress.done) == ("incomplete", 0)
+    assert (progress.status, progress.done) == ("failed", 0)
     assert "rollouts failed, more than max_failure_rate" in (progress.reason or "")
     assert (progress.reason or "").endswith(", 1 abandoned 0.1s later")
 
@@ -120,7 +125,7 @@ def test_a_drain_that_is_done_in_time_lets_nothing_go(tmp_path: Path) -> None:
     words = ("stop_after=0.2s", "drain_for=1h", "num_samples_in_parallel=4")
     progress = run(tmp_path, *words, said=said)
     assert said == ["stop_after=0.2s is over: starting no new rollouts, waiting for 4 in flight"]
-    assert (progress.status, progress.reason) == ("stopped", "stop_after=0.2s is over")
+    assert (progress.status, progress.reason) == ("interrupted", "stop_after=0.2s is over")
 
 
 @pytest.mark.parametrize("name", ["stop_after", "drain_for"])
@@ -154,7 +159,7 @@ def test_an_environment_that_does_not_close_is_left_at_it(tmp_path: Path) -> Non
     (tmp_path / "rollbook.yaml").write_text(orjson.dumps({"agents": {"a": agent}}).decode())
     ended = command(tmp_path, "stop_after=0.2s", "drain_for=0.1s")
     assert ended.returncode == 3, ended.stderr
-    assert read_progress(tmp_path / "out_progress.json").status == "stopped"
+    assert read_progress(tmp_path / "out_progress.json").status == "interrupted"
 
 
 def test_a_signal_is_heard_though_nobody_reads_what_is_said(tmp_path: Path) -> None:
@@ -169,7 +174,7 @@ def test_a_signal_is_heard_though_nobody_reads_what_is_said(tmp_path: Path) -> N
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE) == 3
     progress = read_progress(tmp_path / "out_progress.json")
-    assert progress.status == "stopped"
+    assert progress.status == "interrupted"
     assert len(keys(tmp_path / "out.jsonl")) == progress.done < 400
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from collecting import command, results, script, small_input
-from rollbook.collect.progress import read_progress
+from rollbook.records.progress import read_progress
 
 REPLY = """
 from rollbook.records.turns import Usage

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from collecting import command, results, script, small_input
 from fake_servers import Handler, chat_answer, serving
-from rollbook.collect.progress import read_progress
+from rollbook.records.progress import read_progress
 
 # Every reply is another one, and leaves a trace.
 ACT = """

@@ -227,4 +227,4 @@ def test_odd_lines_and_one_that_was_being_written(torn: bytes, tmp_path: Path) -
     ]
     output.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines) + torn)
     found = find_done(output, read_input(small_input(tmp_path, 50)), 2)
-    assert (found.count, found.totals.reward.count) == (48, 47)
+    assert (found.count, found.totals.rewards) == (48, 47)

@@ -121,6 +121,7 @@ def test_an_answer_with_half_a_character_is_still_one_line() -> None:
     made, line = collected(row("a"))
     assert made.data.startswith(b'{"_rb_key":"a#0",')
     assert b"\n" not in made.data
+    assert len(made.data.decode().splitlines()) == 1  # also for those who split at U+2028
     assert "so \u2028 be " in line["response"]["output"][0]["content"][0]["text"]
 
 
@@ -134,6 +135,9 @@ def test_overrides_reach_the_policy_and_the_row() -> None:
     assert task.messages[0] == {"role": "system", "content": "Be brief."}
     assert task.row["responses_create_params"]["temperature"] == 0.7
     assert orjson.loads(task.params["metadata"]["extra_body"]) == {"seed": 1}
+    given["responses_create_params"]["metadata"] = {"extra_body": {"top_k": 5}}
+    task = make_task(Item(0, 1, "a", orjson.dumps(given)), {}, add_seed=True)
+    assert orjson.loads(task.params["metadata"]["extra_body"]) == {"top_k": 5, "seed": 1}
 
 
 class Ruled(Environment):

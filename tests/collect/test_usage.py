@@ -17,7 +17,7 @@ import yaml
 
 from collecting import PATIENCE, ROLLBOOK, command, config, results, run, script, small_input
 from fake_servers import Told, chat_answer, serving
-from rollbook.collect.progress import Progress, read_progress
+from rollbook.records.progress import Progress, read_progress
 
 PRICES = ("prices.input=10", "prices.output=100")
 COUNTED = {"prompt_tokens": 5, "completion_tokens": 3}
@@ -126,10 +126,10 @@ def test_usage_of_an_episode_with_an_uncounted_turn_is_unknown(tmp_path: Path) -
 def test_summary_and_status_say_what_tokens_and_cost_leave_out(tmp_path: Path) -> None:
     small_input(tmp_path, 2)
     done = with_server(tmp_path, None, lambda: command(tmp_path, *PRICES))
-    assert "tokens and cost leave 2 rollouts out" in done.stdout
-    assert "0 tokens (2 rollouts left out)" in done.stderr
+    assert "(without 2 rollouts whose answers came without usage)" in done.stdout
+    assert "0 out (without 2 rollouts" in done.stderr
     status = said_by("status", "out.jsonl", cwd=tmp_path)
-    assert "0 in, 0 out (they leave 2 rollouts out" in status
+    assert "0 tokens in, 0 out (without 2 rollouts" in status
     assert "cost" not in status
     done = with_server(tmp_path, None, lambda: command(tmp_path, *PRICES, "--json"))
     assert json.loads(done.stdout)["without_usage"] == 2
@@ -138,18 +138,20 @@ def test_summary_and_status_say_what_tokens_and_cost_leave_out(tmp_path: Path) -
 def test_nothing_is_said_of_usage_where_all_is_counted(tmp_path: Path) -> None:
     small_input(tmp_path, 2)
     done = with_server(tmp_path, COUNTED, lambda: command(tmp_path, *PRICES))
-    assert "leave" not in done.stdout
-    assert "leave" not in said_by("status", "out.jsonl", cwd=tmp_path)
+    assert "without usage" not in done.stdout
+    assert "without usage" not in said_by("status", "out.jsonl", cwd=tmp_path)
 
 
-def test_a_progress_file_of_before_rollouts_without_usage_were_counted_is_read(tmp_path: Path) -> None:
+def test_a_progress_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     small_input(tmp_path, 1)
     collected(tmp_path, COUNTED)
     path = tmp_path / "out_progress.json"
     earlier = orjson.loads(path.read_bytes())
     del earlier["without_usage"]
-    path.write_bytes(orjson.dumps(earlier))
-    assert read_progress(path).without_usage == 0
+    for word, now in (("complete", "completed"), ("incomplete", "failed"), ("stopped", "interrupted")):
+        path.write_bytes(orjson.dumps({**earlier, "status": word}))
+        progress = read_progress(path)
+        assert progress is not None and (progress.without_usage, progress.status) == (0, now)
 
 
 @pytest.mark.parametrize(("rest", "counted", "tokens"), [(None, 0, None), (COUNTED, 2, 6)])

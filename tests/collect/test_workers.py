@@ -31,10 +31,10 @@ from collecting import (
 )
 from rollbook.collect import workers
 from rollbook.collect.items import Answer, Item, decode_answer, encode_item
-from rollbook.collect.progress import read_progress
 from rollbook.collect.ray_engine import RolloutActor
 from rollbook.collect.settings import CollectSettings, encode_settings
 from rollbook.errors import RollbookError, UsageError
+from rollbook.records.progress import read_progress
 from rollbook.rollouts.types import FailureKind
 from supervision import is_alive
 
@@ -90,7 +90,7 @@ def test_rows_that_kill_every_worker_do_not_keep_the_others_from_being_done(
     write_rows(tmp_path / "in.jsonl", rows)
     config(tmp_path, script(tmp_path, body))
     progress = run(tmp_path, "workers=2", "num_samples_in_parallel=4", "retry.worker_lost=2")
-    assert (progress.status, progress.done, progress.failed) == ("incomplete", good, 6)
+    assert (progress.status, progress.done, progress.failed) == ("failed", good, 6)
     assert set(progress.failures) == {"worker_lost"}
 
 
@@ -242,7 +242,7 @@ def test_workers_that_all_die_end_it(parallel: int, tmp_path: Path) -> None:
     with pytest.raises(RollbookError, match=r"5 worker processes in a row died .*with exit code 7"):
         run(tmp_path, "workers=2", f"num_samples_in_parallel={parallel}")
     progress = read_progress(tmp_path / "out_progress.json")
-    assert progress.status == "incomplete"
+    assert progress.status == "failed"
     assert progress.failed == 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -20,18 +19,7 @@ from rollbook.rollouts.types import Episode, FailureKind, RolloutFailure
 HAVE_VERIFIERS = importlib.util.find_spec("verifiers") is not None
 needs_verifiers = pytest.mark.skipif(not HAVE_VERIFIERS, reason="needs the package verifiers")
 
-# An environment in each of the package's two interfaces: is the answer the double of the number?
-CLASSIC = """
-import verifiers as vf
-from datasets import Dataset
-
-def load_environment(numbers=3):
-    def right(completion, answer, **kwargs):
-        return 1.0 if completion[-1]["content"] == answer else 0.0
-
-    rows = [{"question": f"double {n}", "answer": str(2 * n)} for n in range(numbers)]
-    return vf.SingleTurnEnv(dataset=Dataset.from_list(rows), rubric=vf.Rubric(funcs=[right]))
-"""
+# Is the answer the double of the number?
 TASKSET = """
 import httpx
 import verifiers.v1 as vf
@@ -69,19 +57,15 @@ __all__ = ["Doubles", "OneCall"]
 
 @pytest.fixture
 def doubles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of an environment package that is installed, in the interface that is installed."""
+    """The name of an environment package that is installed."""
     name = f"doubles_{abs(hash(tmp_path)) % 10**8}"
-    classic = hasattr(importlib.import_module("verifiers"), "load_environment")
-    (tmp_path / f"{name}.py").write_text(CLASSIC if classic else TASKSET)
+    (tmp_path / f"{name}.py").write_text(TASKSET)
     monkeypatch.setattr(sys, "path", [*sys.path])  # the working directory is added to it
     monkeypatch.chdir(tmp_path)
     return name
 
 
 def settings_of(numbers: int) -> dict[str, Any]:
-    classic = hasattr(importlib.import_module("verifiers"), "load_environment")
-    if classic:
-        return {"numbers": numbers}
     return {"taskset": {"numbers": numbers}, "agent": {"runtime": {"type": "subprocess"}}}
 
 
@@ -158,8 +142,6 @@ def test_an_endpoint_that_is_not_there_is_worth_another_try(doubles: str) -> Non
 def test_a_cloud_runtime_without_a_login_is_refused(
     doubles: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if hasattr(importlib.import_module("verifiers"), "load_environment"):
-        pytest.skip("the classic interface has no cloud runtime")
     monkeypatch.delenv("PRIME_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(UsageError, match="type: subprocess"):
@@ -190,5 +172,5 @@ def test_its_version_is_part_of_the_description(doubles: str) -> None:
 
 @pytest.mark.skipif(HAVE_VERIFIERS, reason="the package is installed")
 def test_without_the_package_the_command_that_installs_it_is_named() -> None:
-    with pytest.raises(UsageError, match="pip install verifiers"):
+    with pytest.raises(UsageError, match="pip install 'verifiers"):
         build_agent({"name": "verifiers:gsm8k"}, {"base_url": "http://h/v1", "model": "m"})

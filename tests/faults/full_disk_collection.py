@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from collecting import assert_exactly_once, command, config, expected_keys, script, small_input
-from rollbook.collect.progress import read_progress
+from rollbook.records.progress import read_progress
 
 SIZE = 256 * 1024
 ROWS = 150

@@ -40,7 +40,7 @@ def test_every_fault_once_for_every_task(workers: int, tmp_path: Path) -> None:
     with MisbehavingServer().serving() as server:
         output = prepared(tmp_path, server)
         progress = run(tmp_path, *QUICK, *PATIENT, "adaptive=false", f"workers={workers}")
-    assert (progress.status, progress.missing, progress.failed) == ("complete", 0, 0)
+    assert (progress.status, progress.missing, progress.failed) == ("completed", 0, 0)
     assert_exactly_once(output, expected_keys(ROWS))
     assert {line["reward"] for line in results(output)} == {1.0}
     assert progress.reward_count == ROWS
@@ -57,7 +57,7 @@ def test_a_fault_that_outlasts_its_budget_is_a_typed_failure(fault: str, tmp_pat
     with MisbehavingServer([fault] * 9).serving() as server:
         output = prepared(tmp_path, server, total_timeout_s=0.3 if fault == "hang" else 60)
         progress = run(tmp_path, *QUICK, "limit=2", f"retry.{kind}=2", said=said)
-        assert (progress.status, progress.done, progress.failed) == ("incomplete", 0, 2)
+        assert (progress.status, progress.done, progress.failed) == ("failed", 0, 2)
         assert progress.reward_mean is None
         assert output.read_bytes() == b""
         failures = [

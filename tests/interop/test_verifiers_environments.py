@@ -1,8 +1,8 @@
 """Environments written for verifiers, collected by our command and evaluated by verifiers' own.
 
 Both ask the same server, which answers the same question the same way, so every reward and every metric must
-be the same number. The environments are packages as people write them, in both of its interfaces, with its
-own harness, its own tool server and its own rubrics.
+be the same number. The environments are packages as people write them, with its own harness, its own
+tool server and its own rubrics.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 600.0
 pytestmark = pytest.mark.interop
 
-PRESENT, CLASSIC = "verifiers", "verifiers-classic"
-PRESENT_SUMS = """
+HOME = ROOT / ".venvs" / "verifiers"
+SUMS = """
 import verifiers.v1 as vf
 
 class Data(vf.TaskData):
@@ -52,10 +52,10 @@ class Sums(vf.Taskset[Sum, vf.TasksetConfig]):
 
 __all__ = ["Sums"]
 """
-PRESENT_CAPITALS = """
+CAPITALS = """
 import verifiers.v1 as vf
 
-CAPITALS = {"France": "Paris", "Peru": "Lima", "Kenya": "Nairobi"}
+CITIES = {"France": "Paris", "Peru": "Lima", "Kenya": "Nairobi"}
 
 class Atlas(vf.Toolset[vf.ToolsetConfig, vf.State]):
     TOOL_PREFIX = None
@@ -63,7 +63,7 @@ class Atlas(vf.Toolset[vf.ToolsetConfig, vf.State]):
     @vf.tool
     def capital_of(self, country: str) -> str:
         "The capital of a country."
-        return CAPITALS[country]
+        return CITIES[country]
 
 class Data(vf.TaskData):
     answer: str
@@ -83,7 +83,7 @@ class Questions(vf.Taskset[Question, vf.TasksetConfig]):
         return [Atlas(vf.SharedToolsetConfig())]
 
     def load(self):
-        for country, capital in CAPITALS.items():
+        for country, capital in CITIES.items():
             yield Question(Data(prompt=f"capital of {country}", answer=capital), self.config.task)
 
 __all__ = ["Questions"]
@@ -91,56 +91,9 @@ __all__ = ["Questions"]
 if __name__ == "__main__":
     Atlas.run()
 """
-CLASSIC_SUMS = """
-import verifiers as vf
-from datasets import Dataset
-
-def words(completion):
-    return completion[-1]["content"].split()
-
-def right(completion, answer, **kwargs):
-    return float(answer in words(completion))
-
-def brief(completion, **kwargs):
-    return 1 / len(words(completion))
-
-def letters(completion, **kwargs):
-    return float(len(completion[-1]["content"]))
-
-def load_environment():
-    rows = [{"question": f"add 10 and {n}", "answer": str(10 + n)} for n in range(4)]
-    rubric = vf.Rubric(funcs=[right, brief, letters], weights=[1.0, 0.25, 0.0])
-    return vf.SingleTurnEnv(dataset=Dataset.from_list(rows), rubric=rubric)
-"""
-CLASSIC_CAPITALS = """
-import verifiers as vf
-from datasets import Dataset
-
-CAPITALS = {"France": "Paris", "Peru": "Lima", "Kenya": "Nairobi"}
-
-def capital_of(country: str) -> str:
-    "The capital of a country."
-    return CAPITALS[country]
-
-def right(completion, answer, **kwargs):
-    return float(completion[-1]["content"] == answer)
-
-def looked_up(completion, **kwargs):
-    return float(sum(message["role"] == "tool" for message in completion))
-
-def load_environment():
-    rows = [{"question": f"capital of {country}", "answer": city} for country, city in CAPITALS.items()]
-    rubric = vf.Rubric(funcs=[right, looked_up], weights=[1.0, 0.0])
-    return vf.ToolEnv(tools=[capital_of], dataset=Dataset.from_list(rows), rubric=rubric, max_turns=5)
-"""
-PACKAGES = {
-    (PRESENT, "sums"): PRESENT_SUMS,
-    (PRESENT, "capitals"): PRESENT_CAPITALS,
-    (CLASSIC, "sums"): CLASSIC_SUMS,
-    (CLASSIC, "capitals"): CLASSIC_CAPITALS,
-}
+PACKAGES = {"sums": SUMS, "capitals": CAPITALS}
 TOOLS: dict[str, list[str]] = {"sums": [], "capitals": ["capital_of"]}
-SETTINGS = {PRESENT: {"agent": {"runtime": {"type": "subprocess"}, "harness": {"id": "null"}}}, CLASSIC: {}}
+SETTINGS = {"agent": {"runtime": {"type": "subprocess"}, "harness": {"id": "null"}}}
 # By question: what the answers below are worth, in the rewards and metrics of the packages above.
 WORTH: dict[str, dict[str, dict[str, float]]] = {
     "sums": {
@@ -179,7 +132,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def streamed(asked: dict[str, Any]) -> bytes:
-    """The same as the events of a stream, which the harness of the present interface asks for."""
+    """The same as the events of a stream, which the harness asks for."""
     whole = answer(asked)
     message = whole["choices"][0]["message"]
     calls = [{"index": place, **call} for place, call in enumerate(message.pop("tool_calls", []))]
@@ -199,25 +152,18 @@ def _text(message: dict[str, Any]) -> str:
     return str(content) if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
-def server_of(interface: str) -> Told:
-    if interface == PRESENT:
-        return Told(streamed, headers={"Content-Type": "text/event-stream"})
-    return Told(answer)
-
-
-def run(interface: str, directory: Path, *command: str) -> str:
-    """A command of the environment with that interface, to its end."""
-    home = ROOT / ".venvs" / interface
-    assert (home / "requirements.sha256").exists(), f"no .venvs/{interface}; type: make test-interop"
+def run(directory: Path, *command: str) -> str:
+    """A command of the environment with the package, to its end."""
+    assert (HOME / "requirements.sha256").exists(), f"no {HOME}; type: make test-interop"
     own = {
-        "PATH": f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{HOME / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(directory),
-        "UV_CACHE_DIR": str(home / "uv-cache"),
+        "UV_CACHE_DIR": str(HOME / "uv-cache"),
         "HOME": str(directory),
         "NO_KEY": "none",
     }
     result = subprocess.run(
-        [str(home / "bin" / command[0]), *command[1:]],
+        [str(HOME / "bin" / command[0]), *command[1:]],
         cwd=directory,
         env={**os.environ, **own},
         capture_output=True,
@@ -228,17 +174,11 @@ def run(interface: str, directory: Path, *command: str) -> str:
     return result.stdout
 
 
-def evaluated(interface: str, name: str, directory: Path, url: str) -> dict[str, dict[str, float]]:
+def evaluated(name: str, directory: Path, url: str) -> dict[str, dict[str, float]]:
     """What verifiers' own command makes of it, by question."""
-    if interface == CLASSIC:
-        place = ["-b", url, "-k", "NO_KEY", "-m", "m"]
-        run(interface, directory, "vf-eval", name, *place, "-n", "-1", "-r", "1", "-s")
-        (path,) = directory.rglob("results.jsonl")
-        rows = map(json.loads, path.read_text().splitlines())
-        return {row["prompt"][-1]["content"]: {"reward": row["reward"], **row["metrics"]} for row in rows}
     place = ["--no-push", "--no-rich", "--output-dir", "theirs", "--env.agent.runtime.type", "subprocess"]
     asked = ["--env.agent.harness.id", "null", "--client.base-url", url, "--client.api-key-var", "NO_KEY"]
-    run(interface, directory, "vf-eval", name, "--model", "m", *place, *asked)
+    run(directory, "vf-eval", name, "--model", "m", *place, *asked)
     (path,) = directory.rglob("traces.jsonl")
     traces = [json.loads(line)["traces"][0] for line in path.read_text().splitlines()]
     return {
@@ -251,26 +191,24 @@ def evaluated(interface: str, name: str, directory: Path, url: str) -> dict[str,
     }
 
 
-def collected(interface: str, name: str, directory: Path, url: str) -> list[dict[str, Any]]:
-    env = {"name": f"verifiers:{name}", **SETTINGS[interface]}
+def collected(name: str, directory: Path, url: str) -> list[dict[str, Any]]:
+    env = {"name": f"verifiers:{name}", **SETTINGS}
     agent = {"env": env, "policy": {"kind": "openai", "base_url": url, "model": "m"}}
     (directory / "rollbook.yaml").write_text(yaml.safe_dump({"agents": {"theirs": agent}}))
     words = ["+agent_name=theirs", "+output_jsonl_fpath=ours.jsonl", "+limit=10", "+num_repeats=2"]
-    run(interface, directory, "rollbook", "collect", *words)
+    run(directory, "rollbook", "collect", *words)
     return results(directory / "ours.jsonl")
 
 
 @pytest.mark.parametrize("name", ["sums", "capitals"])
-@pytest.mark.parametrize("interface", [PRESENT, CLASSIC])
-def test_rewards_and_metrics_are_those_of_its_own_evaluator(
-    interface: str, name: str, tmp_path: Path
-) -> None:
-    (tmp_path / f"{name}.py").write_text(PACKAGES[interface, name])
+def test_rewards_and_metrics_are_those_of_its_own_evaluator(name: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text(PACKAGES[name])
+    server = Told(streamed, headers={"Content-Type": "text/event-stream"})
 
     async def both() -> tuple[dict[str, dict[str, float]], list[dict[str, Any]]]:
-        async with serving(server_of(interface)) as url:
-            theirs = await asyncio.to_thread(evaluated, interface, name, tmp_path, url)
-            return theirs, await asyncio.to_thread(collected, interface, name, tmp_path, url)
+        async with serving(server) as url:
+            theirs = await asyncio.to_thread(evaluated, name, tmp_path, url)
+            return theirs, await asyncio.to_thread(collected, name, tmp_path, url)
 
     theirs, rows = asyncio.run(both())
     assert {row["_rb_key"] for row in rows} == {
@@ -290,16 +228,10 @@ def test_rewards_and_metrics_are_those_of_its_own_evaluator(
         assert row["response"]["usage"]["output_tokens"] == 2 * row["num_turns"]
 
 
-@pytest.mark.parametrize(
-    ("interface", "skipped"),
-    [(PRESENT, set()), (CLASSIC, {"test_a_cloud_runtime_without_a_login_is_refused"})],
-)
-def test_the_tests_of_the_bridge_run_beside_the_package(
-    interface: str, skipped: set[str], tmp_path: Path
-) -> None:
+def test_the_tests_of_the_bridge_run_beside_the_package(tmp_path: Path) -> None:
     tests = ROOT / "tests" / "envs" / "test_verifiers_bridge.py"
     chosen = ["-k", "not without_the_package", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
-    run(interface, tmp_path, "python", "-m", "pytest", "-q", str(tests), *chosen, "--junitxml=report.xml")
+    run(tmp_path, "python", "-m", "pytest", "-q", str(tests), *chosen, "--junitxml=report.xml")
     cases = list(ElementTree.parse(tmp_path / "report.xml").iter("testcase"))
     assert len(cases) == 10
-    assert {case.get("name") for case in cases if case.find("skipped") is not None} == skipped
+    assert not [case.get("name") for case in cases if case.find("skipped") is not None]

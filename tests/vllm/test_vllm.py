@@ -24,7 +24,7 @@ from collecting import assert_exactly_once, results
 from models.setup_smollm2 import MODEL
 from models.setup_smollm2 import is_ready as model_is_ready
 from rollbook.collect.files import CollectionFiles
-from rollbook.collect.progress import Progress, read_progress
+from rollbook.records.progress import Progress, read_progress
 
 sys.path.insert(0, str(Path(__file__).parent))  # `vllm.setup_vllm` might be looked for in vLLM itself
 from setup_vllm import ENVIRONMENT

@@ -19,8 +19,8 @@ from rollbook.collect.files import CollectionFiles
 from rollbook.collect.manifest import Manifest, read_manifest
 from rollbook.errors import BadFileError, UsageError
 from rollbook.records.jsonl import read_lines
+from rollbook.records.progress import read_progress
 from rollbook.records.row_keys import KEY, key_of, parted
-from rollbook.runs.jobs.collected import read_plain_progress
 from rollbook.runs.standing import why_collector_is_gone
 
 _EXAMPLES = 10
@@ -86,8 +86,9 @@ class CollectionAudit:
             )
         self._manifest: Manifest = manifest
         self._session = manifest.sessions[-1]
-        progress = read_plain_progress(self._files.progress)
-        self._is_running = progress.get("status") == "running" and why_collector_is_gone(progress) is None
+        progress = read_progress(self._files.progress)
+        is_said = progress is not None and progress.status == "running"
+        self._is_running = is_said and progress is not None and why_collector_is_gone(progress) is None
         self._input = input or find_input(self._files.output, self._session)
         self._left_out = LeftOut()
         self._done = 0

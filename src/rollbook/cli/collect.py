@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rollbook.cli.collection_status import left_out, price
-from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, duration, number, print_json
+from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, print_json
 from rollbook.cli.output import printable
 from rollbook.errors import Interrupted, UsageError
 
@@ -20,12 +19,13 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from rollbook.collect.collect import DryRun
-    from rollbook.collect.progress import Progress
     from rollbook.collect.settings import CollectSettings
+    from rollbook.records.progress import Progress
     from rollbook.runs.jobs.job import Job
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 INCOMPLETE, INTERRUPTED = 3, 130
+_LINE_EVERY_S = 10.0
 _SETTINGS = """Settings, as key=value or in a YAML file:
 
 agent_name, agents, input_jsonl_fpath (without it, the environment makes its own tasks), output_jsonl_fpath, \
@@ -71,7 +71,7 @@ def collect(
     as_json: AsJson = False,
 ) -> None:
     """Collect rollouts: +agent_name=... +input_jsonl_fpath=... +output_jsonl_fpath=... and more."""
-    from rollbook.collect.settings import likely_slips, load_settings
+    from rollbook.collect.settings import load_settings, misspelled_params
 
     given = list(words or [])
     given += [f"resume={resume}"] if resume else []
@@ -82,7 +82,7 @@ def collect(
             "nothing to collect; add agent_name=... input_jsonl_fpath=... output_jsonl_fpath=..."
         )
     settings = load_settings(given, config=config)
-    for line in likely_slips(settings.responses_create_params):
+    for line in misspelled_params(settings.responses_create_params):
         _say(line)
     if dry_run:
         _look_ahead(settings, as_json)
@@ -113,7 +113,7 @@ def _stay(settings: CollectSettings, job: Job, as_json: bool) -> None:
             code = 0 if progress.missing == 0 else INCOMPLETE
             history.ended(progress, code)
     except Interrupted:
-        _say("stopped at once; type the same command to go on")
+        _say("stopped at once; rerun the same command to resume")
         sys.exit(INTERRUPTED)
     if as_json:
         print_json(progress)
@@ -177,26 +177,16 @@ def _say(text: str) -> None:
 
 
 def _summary(progress: Progress, failures: Path, *, ordered: bool) -> str:
-    reward = (
-        f", mean reward {number(progress.reward_mean)} of {progress.reward_count}"
-        if progress.reward_count
-        else ""
-    )
-    lines = [
-        f"{progress.output}: {progress.done} of {progress.expected} rollouts, {progress.failed} failed, "
-        f"{progress.missing} missing{reward}"
-    ]
-    if progress.failures:
-        kinds = ", ".join(f"{kind} {count}" for kind, count in progress.failures.items())
-        where = f"; those given up stand in {failures}" if progress.failed else ""
-        lines.append(f"failures by kind: {kinds}{where}")
-    if progress.without_usage:
-        lines.append(f"tokens and cost {left_out(progress.without_usage)}")
+    from rollbook.cli.progress_lines import progress_lines
+
+    lines = [f"{progress.output}: {progress.status}", *(f"  {line}" for line in progress_lines(progress))]
+    if progress.failed:
+        lines.append(f"  rollouts that ran out of retries are listed in {failures}")
     if progress.missing and ordered:
-        lines.append("not in input order yet: that waits until nothing is missing")
+        lines.append("  not in input order yet: that waits until nothing is missing")
     if progress.missing:
-        lines.append((f"{progress.reason}; " if progress.reason else "") + "type the same command to go on")
-    return "\n".join(lines)
+        lines.append(f"  {f'{progress.reason}; ' if progress.reason else ''}rerun the same command to resume")
+    return printable("\n".join(lines))
 
 
 class _Display:
@@ -205,7 +195,7 @@ class _Display:
     def __init__(self, quiet: bool) -> None:
         self._quiet = quiet
         self._live: Live | None = None
-        self._last = 0.0
+        self._last = -_LINE_EVERY_S
 
     def __enter__(self) -> Callable[[Progress], None]:
         if self._quiet:
@@ -228,36 +218,20 @@ class _Display:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
+        from rollbook.cli.progress_lines import progress_line
+
         grid = Table.grid(padding=(0, 1))
         grid.add_row(
             ProgressBar(total=max(1, progress.expected), completed=progress.done, width=40),
-            _one_line(progress),
+            progress_line(progress),
         )
         if self._live is not None:
             self._live.update(grid, refresh=True)
 
     def _line(self, progress: Progress) -> None:
-        if progress.status == "running" and progress.elapsed_s - self._last < 10:
+        if progress.status == "running" and (progress.elapsed_s or 0.0) - self._last < _LINE_EVERY_S:
             return
-        self._last = progress.elapsed_s
-        _say(_one_line(progress))
+        from rollbook.cli.progress_lines import progress_line
 
-
-def _one_line(progress: Progress) -> str:
-    parts = [
-        f"{progress.done}/{progress.expected}",
-        f"{number(progress.rate_per_s)}/s",
-        f"{duration(progress.eta_s)} left" if progress.eta_s is not None else progress.status,
-        f"{progress.in_flight} in flight",
-    ]
-    if progress.waiting:
-        parts.append(f"{progress.waiting} waiting for a retry")
-    uncounted = f" ({progress.without_usage} rollouts left out)" if progress.without_usage else ""
-    parts.append(f"{progress.output_tokens} tokens{uncounted}")
-    if progress.cost is not None:
-        parts.append(f"cost {price(progress.cost)}")
-    if progress.reward_mean is not None:
-        parts.append(f"reward {progress.reward_mean:.3f}")
-    if progress.failures:
-        parts.append("failures " + " ".join(f"{kind}:{count}" for kind, count in progress.failures.items()))
-    return ", ".join(parts)
+        self._last = progress.elapsed_s or 0.0
+        _say(progress_line(progress))

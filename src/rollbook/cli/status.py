@@ -119,7 +119,7 @@ def _report(record: RunRecord, ledger: Ledger, artifacts: Path) -> dict[str, Any
     if elapsed is None and started is not None:
         elapsed = round((time.time() if record.is_running else ended or started) - started, 1)
         if not record.is_running and ended is None and standing is not None and standing.collection:
-            elapsed = standing.collection.get("elapsed_s") or elapsed
+            elapsed = standing.collection.elapsed_s or elapsed
     return {
         "id": record.id,
         "name": record.name,
@@ -156,7 +156,7 @@ def _next(record: RunRecord, standing: Standing | None, artifacts: Path) -> str:
 
     if again := same_command(record):
         logs = f"rollbook logs{flag} -n 50 {record.id}   or   " if record.log else ""
-        return f"{logs}the same command goes on: {again}"
+        return f"{logs}to resume: {again}"
     saved = standing.checkpoint if standing else None
     if record.checkpoint or (saved is not None and saved.complete):
         return f"rollbook logs{flag} {record.id}   or publish what it has: rollbook promote{flag} {record.id}"
@@ -193,10 +193,10 @@ def _standing_lines(standing: Any) -> list[str]:
     if standing is None:
         return []
     if standing.collection:
-        from rollbook.cli.collection_status import collection_lines
         from rollbook.cli.output import printable
+        from rollbook.cli.progress_lines import progress_lines
 
-        return [printable(line) for line in collection_lines(standing.collection)]
+        return [printable(line) for line in progress_lines(standing.collection)]
     lines = []
     if standing.step is not None:
         total = f" of {standing.total_steps}" if standing.total_steps else ""

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rollbook.collect.progress import Progress
+    from rollbook.records.progress import Progress
 
 
 class _Job(ModuleType):

@@ -25,12 +25,12 @@ from rollbook.collect.input import Input
 from rollbook.collect.items import Item, Line
 from rollbook.collect.loop import run_in_loop
 from rollbook.collect.output import put_in_order, verify
-from rollbook.collect.progress import Progress, coverage_of
 from rollbook.collect.results import SYNC, Results
 from rollbook.collect.settings import CollectSettings, seconds
 from rollbook.errors import Interrupted, WriteError
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.locks import FileLock, lock_path
+from rollbook.records.progress import Progress
 from rollbook.rollouts.limits import Budget
 from rollbook.rollouts.runner import Runner, Stop, run_all
 
@@ -86,7 +86,7 @@ def collect(
             found = verify(files.output, checked.rows, settings.num_repeats)
             is_ordered = settings.ordered and put_in_order(files.output, found)
         if is_recorded:
-            checked.manifest.end(coverage_of(progress), is_ordered=is_ordered)
+            checked.manifest.end(progress.coverage, is_ordered=is_ordered)
     return progress
 
 

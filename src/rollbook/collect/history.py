@@ -16,10 +16,10 @@ import msgspec
 
 from rollbook.collect.files import CollectionFiles
 from rollbook.collect.input import Input
-from rollbook.collect.progress import Progress
 from rollbook.collect.settings import CollectSettings
 from rollbook.errors import Interrupted, RollbookError, WriteError
-from rollbook.runs.jobs.collected import PROGRESS_KEY, judge_collection, read_plain_progress, tell_supervisor
+from rollbook.records.progress import Progress, read_progress
+from rollbook.runs.jobs.collected import PROGRESS_KEY, judge_collection, tell_supervisor
 from rollbook.runs.jobs.job import Job
 from rollbook.runs.jobs.recorder import Recorder
 
@@ -66,20 +66,20 @@ class History:
         self._recorder = Recorder(msgspec.structs.replace(self._job, data=[rows.file]), say=self._say)
 
     def ended(self, progress: Progress, exit_code: int) -> None:
-        self._record(exit_code, msgspec.to_builtins(progress))
+        self._record(exit_code, progress)
 
     def broke_off(self, error: BaseException) -> None:
         stopped = isinstance(error, Interrupted | KeyboardInterrupt)
         code = error.exit_code if isinstance(error, RollbookError) else INTERRUPTED if stopped else 1
-        progress = read_plain_progress(self._progress)
-        self._record(code, progress if progress.get("pid") == os.getpid() else {}, error)
+        progress = read_progress(self._progress)
+        self._record(code, progress if progress and progress.pid == os.getpid() else None, error)
 
     @property
     def _progress(self) -> Path:
         assert self._job.output_dir is not None
         return self._job.output_dir / str(self._job.extra[PROGRESS_KEY])
 
-    def _record(self, code: int, progress: dict[str, object], error: BaseException | None = None) -> None:
+    def _record(self, code: int, progress: Progress | None, error: BaseException | None = None) -> None:
         if self._recorder is None:
             return
         from rollbook.runs.jobs.ledger import RunEnd, Status

@@ -19,7 +19,7 @@ import numpy as np
 import orjson
 
 from rollbook.collect.input import Flags, Input, Places, hash_of
-from rollbook.collect.progress import RunningMean, Totals
+from rollbook.collect.progress import Totals
 from rollbook.errors import BadFileError, BadLineError, WriteError
 from rollbook.records.atomic import replacing
 from rollbook.records.jsonl import Line, check_line, read_blocks
@@ -160,12 +160,9 @@ def _totals(lines: Lines, is_planned: Flags) -> Totals:
     rewards = np.asarray(lines.rewards)[is_planned]
     rewards = rewards[np.isfinite(rewards)]
     seen, said = (np.asarray(column)[is_planned] for column in (lines.input_tokens, lines.output_tokens))
-    reward = None
-    if len(rewards):
-        reward = RunningMean(len(rewards), float(rewards.mean()), float(rewards.std()))
-    return Totals(
-        reward or RunningMean(), int(seen.sum()), int(said.sum()), int(((seen == 0) & (said == 0)).sum())
-    )
+    sums = float(rewards.sum()), float((rewards * rewards).sum())
+    uncounted = int(((seen == 0) & (said == 0)).sum())
+    return Totals(len(rewards), *sums, int(seen.sum()), int(said.sum()), uncounted)
 
 
 def _odd_row(output: Path, line: Line) -> _Row:

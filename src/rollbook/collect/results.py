@@ -19,11 +19,12 @@ import orjson
 from rollbook.collect.check import Checked
 from rollbook.collect.files import CollectionFiles
 from rollbook.collect.items import Attempted, Failure, Item, Line
-from rollbook.collect.progress import Progress, Tally, last_progress, write_progress
+from rollbook.collect.progress import Tally
 from rollbook.collect.settings import CollectSettings
 from rollbook.errors import BadLineError
 from rollbook.records.jsonl import JsonlWriter, every_ms
 from rollbook.records.plain import encode, utc_now
+from rollbook.records.progress import Progress, read_progress, write_progress
 from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX, key_of
 from rollbook.records.turns import Usage
 from rollbook.rollouts.limits import Concurrency
@@ -50,10 +51,10 @@ class Results:
         self.concurrency = Concurrency(settings.num_samples_in_parallel, adaptive=settings.adaptive)
         self.runner: Runner[Item, Line] | None = None
         done = checked.done
-        self._tally = Tally(files.output, checked.expected, done.count, done.totals, settings.prices)
-        last = last_progress(files.progress, files.output)
-        if last is not None and (self._output.position > 0 or last.done == 0):
-            self._tally.add_earlier_losses(last)
+        last, lost = read_progress(files.progress), Usage()
+        if last is not None and last.output == files.output.name and (output.position > 0 or last.done == 0):
+            lost = Usage(last.lost_input_tokens, last.lost_output_tokens)  # which stands in no line
+        self._tally = Tally(files.output, checked.expected, done.count, done.totals, settings.prices, lost)
         self._not_durable: deque[tuple[int, Line, float]] = deque()  # where it ends, what, how long it took
         self._kinds: set[str] = set()  # of failures that were logged
         self._failed_too_often = False
@@ -93,9 +94,9 @@ class Results:
             self._tally.add(line, seconds)
         if status is None:
             was_asked = self.stop.reason is not None and not self._failed_too_often
-            status = "complete" if self._tally.is_complete else "stopped" if was_asked else "incomplete"
+            status = "completed" if self._tally.is_complete else "interrupted" if was_asked else "failed"
         assert self.runner is not None
-        progress = self._tally.snapshot(
+        progress = self._tally.progress(
             status,
             in_flight=self.runner.num_in_flight if status == "running" else 0,
             waiting=self.runner.num_waiting,
@@ -114,7 +115,8 @@ class Results:
     def _count(self, failure: RolloutFailure) -> Failure:
         """Count a failed attempt; returns what is kept of it."""
         kept = failure.kept if isinstance(failure, Attempted) else Failure(failure.kind, str(failure))
-        self._tally.add_failed_attempt(str(kept.kind), kept.usage)
+        self._tally.failures[str(kept.kind)] += 1
+        self._tally.add_lost(kept.usage)
         if kept.kind not in self._kinds:
             self._kinds.add(kept.kind)
             self._log(f"first {kept.kind} failure: {kept.message}")

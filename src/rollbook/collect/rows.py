@@ -16,8 +16,8 @@ import msgspec
 import orjson
 
 from rollbook.collect.items import Item
-from rollbook.policies.conversion import from_chat, responses_tools, to_chat
-from rollbook.records.plain import encode, to_plain
+from rollbook.policies.conversion import extra_body, from_chat, responses_tools, to_chat
+from rollbook.records.plain import encode_exactly
 from rollbook.records.row_keys import KEY, METRICS, ROLLOUT_INDEX, STEPS, TASK_INDEX, key_of
 from rollbook.records.turns import Turn, Usage
 from rollbook.rollouts.types import Episode, Task
@@ -74,10 +74,7 @@ def output_line(item: Item, task: Task, episode: Episode) -> bytes:
     for key, value in row.items():
         if key not in line and key not in (STEPS, METRICS):
             line[key] = value
-    try:
-        return orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY)
-    except TypeError:  # a torch scalar in a metric, a lone surrogate in an answer, a number past 64 bits
-        return encode(_with_exact_numbers(to_plain(line), line))
+    return encode_exactly(line)
 
 
 def response_so_far(task: Task, episode: Episode) -> bytes:
@@ -88,19 +85,8 @@ def response_so_far(task: Task, episode: Episode) -> bytes:
         if episode.response or turns:
             with suppress(Exception):
                 response = episode.response or _response(task, msgspec.structs.replace(episode, turns=turns))
-                return encode(_with_exact_numbers(to_plain(response), response))
+                return encode_exactly(response)
     return b""
-
-
-def _with_exact_numbers(plain: Any, value: Any) -> Any:
-    """Whole numbers past 64 bits, which `to_plain` makes text of, as the numbers that the row had."""
-    if type(value) is int and type(plain) is str:
-        return orjson.Fragment(plain)
-    if isinstance(value, Mapping) and isinstance(plain, dict):
-        return {str(name): _with_exact_numbers(plain[str(name)], item) for name, item in value.items()}
-    if isinstance(value, list | tuple) and isinstance(plain, list):
-        return [_with_exact_numbers(*pair) for pair in zip(plain, value, strict=True)]
-    return plain
 
 
 def _params_seen(task: Task, episode: Episode) -> dict[str, Any]:
@@ -168,13 +154,11 @@ def _response(task: Task, episode: Episode) -> dict[str, Any]:
         "tools": episode.tools,
         "tool_choice": task.params.get("tool_choice") or "auto",
         "parallel_tool_calls": task.params.get("parallel_tool_calls", True),
-        "usage": _usage(episode.usage),
+        "usage": None if episode.usage is None else _usage(episode.usage),
     }
 
 
-def _usage(usage: Usage | None) -> dict[str, Any] | None:
-    if usage is None:
-        return None
+def _usage(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.input_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},
@@ -209,6 +193,5 @@ def _incomplete(stop_reason: str) -> str:
 def _with_seed(params: dict[str, Any], repeat: int) -> dict[str, Any]:
     """Each repeat its own seed, in the place engines of this ecosystem look for it."""
     metadata = params.get("metadata") or {}
-    extra = orjson.loads(metadata.get("extra_body") or b"{}")
-    extra_body = orjson.dumps({**extra, "seed": repeat}).decode()
-    return {**params, "metadata": {**metadata, "extra_body": extra_body}}
+    body = orjson.dumps({**extra_body(params), "seed": repeat}).decode()
+    return {**params, "metadata": {**metadata, "extra_body": body}}

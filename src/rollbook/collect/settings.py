@@ -7,6 +7,7 @@ YAML file given as the argument, and `key=value` words. Agents are named in `age
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 import shlex
@@ -25,18 +26,12 @@ DEFAULT_FILE = Path("rollbook.yaml")
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([dhms])")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _PATHS = ("input_jsonl_fpath", "output_jsonl_fpath")
-_TEXTS = ("agent_name", *_PATHS)
 _SAMPLING = {"temperature", "top_p", "top_k", "min_p", "max_output_tokens", "stop", "reasoning"}
 _SAMPLING |= {"presence_penalty", "frequency_penalty", "repetition_penalty", "top_logprobs", "tool_choice"}
 _OTHER_NAMES = dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens"), "max_output_tokens")
-_OTHERS_KEYS = {
-    "resume_from_cache": "to resume is the default here; leave it out, or write --resume=never for false",
-    "prompt_config": "the whole prompt stands in each row here, in responses_create_params.input",
-}
+_DURATIONS = ("stop_after", "drain_for")
 _OTHER_FORMATS = {".parquet", ".arrow", ".feather", ".csv", ".tsv", ".gz", ".zst", ".bz2", ".xz", ".zip"}
-_MADE_OF_LINES = {".parquet": ".parquet", ".gz": ".jsonl.gz", ".zst": ".jsonl.zst"}  # by `rollbook data`
-_DURATIONS = {"stop_after": "stop_after (--stop-after)", "drain_for": "drain_for"}
-_LIKE_A_SLIP = 0.85  # of 1: `temprature` is, `min_tokens` beside `max_tokens` is not
+_SIMILAR = 0.85  # of 1: `temprature` is, `min_tokens` beside `max_tokens` is not
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 Resume = Literal["never", "if-possible", "always"]
 
@@ -97,12 +92,12 @@ class CollectSettings(msgspec.Struct, kw_only=True):
                 raise ValueError(f"{name} must be more than 0, not {value}; leave it out for no limit")
         if not 0 <= self.max_failure_rate <= 1:
             raise ValueError(f"max_failure_rate is a share between 0 and 1, not {self.max_failure_rate}")
-        for name, shown in _DURATIONS.items():
-            value = getattr(self, name)
-            try:
-                seconds("0s" if value is None else value)
-            except UsageError as error:
-                raise UsageError(f"{shown}: {error}") from None
+        for name in _DURATIONS:
+            if (duration := getattr(self, name)) is not None:
+                try:
+                    seconds(duration)
+                except UsageError as error:
+                    raise UsageError(f"{name}: {error}") from None
 
     @property
     def agent(self) -> AgentSettings:
@@ -120,21 +115,14 @@ class CollectSettings(msgspec.Struct, kw_only=True):
 
 
 def _refuse_other_formats(output: Path) -> None:
-    """An output is read and gone on with line by line, so it is never written in another format."""
-    ending = output.suffix.lower()
-    if ending not in _OTHER_FORMATS:
-        return
-    stem = output.with_suffix("")
-    plain = output.with_name(f"{stem.stem if stem.suffix in ('.jsonl', '.json') else stem.name}.jsonl")
-    convert = ""
-    if ending in _MADE_OF_LINES:
-        copy = plain.with_name(f"{plain.stem}_copy{_MADE_OF_LINES[ending]}")
-        words = shlex.join(["rollbook", "data", "merge", str(plain), "-o", str(copy)])
-        convert = f", and when it is complete type {words}"
-    raise UsageError(
-        f"output_jsonl_fpath={output}: a collection is written as JSON lines, not as {ending}; "
-        f"write output_jsonl_fpath={shlex.quote(str(plain))}{convert}"
-    )
+    """An output is read and appended to line by line, so it is never written in another format."""
+    if (ending := output.suffix.lower()) in _OTHER_FORMATS:
+        plain = output.with_suffix("")
+        plain = plain.with_name(f"{plain.name.removesuffix('.jsonl')}.jsonl")
+        raise UsageError(
+            f"output_jsonl_fpath={output}: a collection is written as JSON lines, not as {ending}; "
+            f"write output_jsonl_fpath={shlex.quote(str(plain))}"
+        )
 
 
 def load_settings(words: Sequence[str], *, config: Path | None = None) -> CollectSettings:
@@ -147,39 +135,37 @@ def load_settings(words: Sequence[str], *, config: Path | None = None) -> Collec
     if words and "=" not in words[0]:
         values = merge(values, _read_config(Path(words[0])))
         words = words[1:]
-    values = merge(values, parse_words(words)) | _texts(words)
+    if empty := [
+        word.lstrip("+") for word in words if word.endswith("=")
+    ]:  # a shell variable that is not set
+        raise UsageError(f"{empty[0][:-1]} is empty; give it a value, or leave it out")
+    values = merge(values, parse_words(words, texts=("agent_name", *_PATHS, *_DURATIONS)))
     values |= {name: _file(name, values[name]) for name in _PATHS if isinstance(values.get(name), str)}
-    for name in _DURATIONS:
-        if isinstance(values.get(name), int | float):
-            values[name] = str(values[name])  # `90` in YAML: as wrong as "90", and told so
     _refuse_unknown_names(values)  # before what is missing, which may be there misspelt
     for name in ("agent_name", "output_jsonl_fpath"):
         if values.get(name) is None:
             raise UsageError(f"{name} is missing; add {name}=...")
     values["agents"] = _agents(values.get("agents") or {})
-    for name in ("agents", "responses_create_params"):
-        _refuse_what_is_no_json(values.get(name), name)
-    own_defaults = _with_defaults() & {name for name, value in values.items() if value is None}
-    given = {name: value for name, value in values.items() if name not in own_defaults}
-    settings = typed(given, CollectSettings)
+    fields = {field.name: field for field in msgspec.structs.fields(CollectSettings)}
+    # Null stands for the default of settings for which it is no value of their own.
+    own_default = {name for name in values if values[name] is None and fields[name].default is not None}
+    given = {name: value for name, value in values.items() if name not in own_default}
+    settings = typed(_as_json(given), CollectSettings)
     _refuse_another_model(settings)
     return settings
 
 
-def _refuse_what_is_no_json(value: Any, where: str) -> None:
-    """YAML has dates, infinities and keys of any kind; records and other processes hold none of them."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise UsageError(f"{where}: the key {key!r} is not text; quote it: '{key}'")
-            _refuse_what_is_no_json(item, f"{where}.{key}")
-    elif isinstance(value, list):
-        for place, item in enumerate(value):
-            _refuse_what_is_no_json(item, f"{where}[{place}]")
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"{where} is {value}, which is not a finite number; write it as text, in quotes")
-    elif not isinstance(value, str | int | float | bool | None):
-        raise UsageError(f"{where} is read as a {type(value).__name__}; if it is text, quote it: '{value}'")
+def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """YAML has dates and keys of any kind; records and other processes know them as text."""
+    plain: dict[str, Any] = {}
+    for name, value in values.items():
+        try:
+            plain[name] = json.loads(json.dumps(value, allow_nan=False, default=str))
+        except ValueError as error:
+            raise UsageError(
+                f"{name}: a number is not finite, write it as text, in quotes ({error})"
+            ) from None
+    return plain
 
 
 def _refuse_unknown_names(values: Mapping[str, Any]) -> None:
@@ -187,8 +173,6 @@ def _refuse_unknown_names(values: Mapping[str, Any]) -> None:
         if (meant := _OTHER_NAMES.get(name, name)) in _SAMPLING:
             word = f"responses_create_params.{meant}={value}"
             raise UsageError(f"unknown key {name!r}; what is asked of the model is typed like this: {word}")
-        if name in _OTHERS_KEYS:
-            raise UsageError(f"unknown key {name!r}; {_OTHERS_KEYS[name]}")
     refuse_unknown(values, CollectSettings)
 
 
@@ -230,7 +214,7 @@ def _is_file_elsewhere(name: Any) -> bool:
     return place.suffix == ".py" and not place.is_absolute() and not place.exists()
 
 
-def likely_slips(params: Mapping[str, Any]) -> list[str]:
+def misspelled_params(params: Mapping[str, Any]) -> list[str]:
     """A line for each parameter that looks like a known one misspelt; others may be an engine's own."""
     if not params:
         return []
@@ -239,24 +223,9 @@ def likely_slips(params: Mapping[str, Any]) -> list[str]:
     said = []
     for name in params.keys() - KNOWN_PARAMS:
         plain = name.lower().replace("-", "_")
-        if near := difflib.get_close_matches(plain, KNOWN_PARAMS, n=1, cutoff=_LIKE_A_SLIP):
+        if near := difflib.get_close_matches(plain, KNOWN_PARAMS, n=1, cutoff=_SIMILAR):
             said.append(f"responses_create_params.{name} is sent as it is; did you mean {near[0]!r}?")
     return sorted(said)
-
-
-def _with_defaults() -> set[str]:
-    """Settings for which null is no value of their own: it stands for the default."""
-    return {field.name for field in msgspec.structs.fields(CollectSettings) if field.default is not None}
-
-
-def _texts(words: Sequence[str]) -> dict[str, str]:
-    """Names and paths that YAML takes for something else, as they were typed: no date, no number."""
-    read = parse_words(words)
-    typed_in = dict(word.lstrip("+").split("=", 1) for word in words)
-    for name in {*_TEXTS, *_with_defaults()}:
-        if typed_in.get(name) == "":  # a shell variable that is not set
-            raise UsageError(f"{name} is empty; give it a value, or leave it out")
-    return {name: typed_in[name] for name in _TEXTS if not isinstance(read.get(name), str | None)}
 
 
 def _file(name: str, path: str) -> str:

@@ -1,8 +1,7 @@
 """Environments of the package `verifiers` as agents: `verifiers:NAME`.
 
 Such an environment brings its own loop and speaks to the endpoint itself, so it needs an `openai` policy
-for where and what to ask, and no environment of ours. Both of the package's interfaces are known: tasksets
-(`verifiers.v1`, the only one since 0.4) and the classic `load_environment` with a dataset (before).
+for where and what to ask, and no environment of ours. It is a taskset (`verifiers.v1`, since 0.4).
 """
 
 from __future__ import annotations
@@ -11,28 +10,22 @@ import asyncio
 import contextlib
 import importlib
 import importlib.metadata
-import importlib.util
-import json
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rollbook.errors import UsageError
 from rollbook.policies.conversion import chat_params
-from rollbook.policies.http import bearer, check_timeouts, checked_url, kind_of_status, said
+from rollbook.policies.http import bearer, check_timeouts, checked_url, kind_of_status
 from rollbook.policies.openai import OpenAISettings
 from rollbook.policies.registry import describe_policy
 from rollbook.records.turns import Usage
 from rollbook.rollouts.episode import episode_played_elsewhere, time_limit
 from rollbook.rollouts.types import Episode, FailureKind, Message, RolloutFailure, Task
-from rollbook.rollouts.usage import usage_from
 from rollbook.rollouts.user_code import search_working_directory
 from rollbook.runs.settings import typed
 
 PREFIX = "verifiers:"
-# Names of the openai client's errors that come without a status.
-_CLIENT_ERRORS = {"APITimeoutError": FailureKind.TIMEOUT, "APIConnectionError": FailureKind.CONNECT}
 ROW_KEY = "verifiers_task"  # where a row of ours holds the package's own
 
 
@@ -112,44 +105,22 @@ def versions_of(name: str) -> dict[str, str]:
     return found
 
 
-class _Loaded(Protocol):
-    def check(self) -> None: ...
-
-    def rows(self) -> Iterable[tuple[list[Message], dict[str, Any]]]: ...
-
-    async def play(
-        self, row: dict[str, Any], policy: OpenAISettings, sampling: dict[str, Any]
-    ) -> Episode: ...
-
-    async def close(self) -> None: ...
-
-
-def _load(name: str, settings: Mapping[str, Any]) -> _Loaded:
+def _load(name: str, settings: Mapping[str, Any]) -> _Taskset:
     # The bars of datasets are drawn with carriage returns, also into a log; who wants them sets it to 0.
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     try:
-        package = importlib.import_module("verifiers")
+        importlib.import_module("verifiers.v1")
     except ModuleNotFoundError:
         raise UsageError(
-            f"env.name '{PREFIX}{name}' needs the package verifiers; type: pip install verifiers"
+            f"env.name '{PREFIX}{name}' needs the package verifiers; type: pip install 'verifiers>=0.4'"
         ) from None
     search_working_directory()
     try:
-        if hasattr(package, "load_environment") and _is_classic(name):
-            return _Classic(package.load_environment(name, **settings))
         return _Taskset(name, settings)
     except ModuleNotFoundError as error:
         raise UsageError(f"env.name '{PREFIX}{name}': {error}") from None
     except (ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise UsageError(f"env.name '{PREFIX}{name}' cannot be loaded: {error}") from error
-
-
-def _is_classic(name: str) -> bool:
-    """Where both interfaces exist, the environment's module says which is its own."""
-    module = _package_of(name).replace("-", "_")
-    if importlib.util.find_spec(module) is None:
-        raise ModuleNotFoundError(f"there is no module {module!r}; install the environment's package")
-    return hasattr(importlib.import_module(module), "load_environment")
 
 
 def _package_of(name: str) -> str:
@@ -158,7 +129,7 @@ def _package_of(name: str) -> str:
 
 
 class _Taskset:
-    """The present interface: a taskset, an agent's harness, an episode of traces."""
+    """A taskset, an agent's harness, an episode of traces."""
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
         self._api = importlib.import_module("verifiers.v1")
@@ -227,60 +198,6 @@ class _Taskset:
             await self._over.wait()
 
 
-class _Classic:
-    """The classic interface: an environment with a dataset and `run_rollout`."""
-
-    def __init__(self, env: Any) -> None:
-        self._env = env
-        self._types = importlib.import_module("verifiers.types")
-        self._client: Any = None
-
-    def check(self) -> None:
-        pass
-
-    def rows(self) -> Iterator[tuple[list[Message], dict[str, Any]]]:
-        for row in self._env.get_dataset():
-            yield [_plain_message(message) for message in row["prompt"]], dict(row)
-
-    async def play(self, row: dict[str, Any], policy: OpenAISettings, sampling: dict[str, Any]) -> Episode:
-        if self._client is None:
-            config = self._types.ClientConfig(
-                client_type="openai_responses" if policy.api == "responses" else "openai_chat_completions",
-                api_base_url=policy.base_url,
-                api_key_var=policy.api_key_env or "NO_KEY",
-                extra_headers=policy.headers,
-                max_retries=0,
-                timeout=policy.total_timeout_s or 3600.0,
-            )
-            self._client = importlib.import_module("verifiers.clients").resolve_client(config)
-        try:
-            output = await self._env.run_rollout(row, self._client, policy.model, sampling)
-        except Exception as error:
-            if not isinstance(status := getattr(error, "status_code", None), int):
-                raise
-            raise RolloutFailure(
-                kind_of_status(status), f"verifiers: {said(error)}", status=status
-            ) from error
-        if output.get("error"):
-            raise _classic_failure(output["error"])
-        reply = [_plain_message(message) for message in output.get("completion") or []]
-        return episode_played_elsewhere(
-            [_plain_message(message) for message in output.get("prompt") or []],
-            reply,
-            float(output["reward"]),
-            metrics=dict(output.get("metrics") or {}),
-            stop_reason="length" if output.get("is_truncated") else output.get("stop_condition") or "stop",
-            counted=usage_from(output.get("token_usage")),
-            model=policy.model,
-            tools=[_tool(tool) for tool in output.get("tool_defs") or []],
-        )
-
-    async def close(self) -> None:
-        if self._client is not None:
-            await self._client.close()
-        await self._env._teardown()
-
-
 def _from_traces(episode: Any) -> Episode:
     """The trace that trains the policy; of several (an ensemble, a judge), the first."""
     trace = next((trace for trace in episode.traces if trace.agent.trainable), episode.traces[0])
@@ -324,17 +241,6 @@ def _trace_failure(episode: Any) -> RolloutFailure:
     return RolloutFailure(kind, f"verifiers: {error.type}: {error.message}", status=error.status_code)
 
 
-def _classic_failure(error: Mapping[str, Any]) -> RolloutFailure:
-    """The classic interface tells of an error by the names and words of its causes only."""
-    chain = str(error.get("error_chain_repr") or error["error_chain_str"])
-    if code := re.search(r"Error code: (\d{3})\b", chain):
-        status = int(code[1])
-        return RolloutFailure(kind_of_status(status), f"verifiers: {chain}", status=status)
-    named = (kind for name, kind in _CLIENT_ERRORS.items() if name in chain)
-    kind = next(named, FailureKind.SERVER_ERROR if "Model" in error["error"] else FailureKind.ENVIRONMENT)
-    return RolloutFailure(kind, f"verifiers: {chain}")
-
-
 def _plain_message(message: Any) -> Message:
     """A chat message as everywhere else: tool calls nested, nothing that is None."""
     given = message if isinstance(message, dict) else message.model_dump(exclude_none=True)
@@ -344,13 +250,12 @@ def _plain_message(message: Any) -> Message:
     return plain
 
 
-def _nested(call: str | dict[str, Any]) -> dict[str, Any]:
-    """A tool call in chat's form; the classic interface hands finished ones out as JSON text."""
-    given: dict[str, Any] = json.loads(call) if isinstance(call, str) else call
-    if "function" in given:
-        return given
-    function = {"name": given.get("name"), "arguments": given.get("arguments")}
-    return {"id": given.get("id"), "type": "function", "function": function}
+def _nested(call: dict[str, Any]) -> dict[str, Any]:
+    """A tool call in chat's form."""
+    if "function" in call:
+        return call
+    function = {"name": call.get("name"), "arguments": call.get("arguments")}
+    return {"id": call.get("id"), "type": "function", "function": function}
 
 
 def _tool(tool: Any) -> dict[str, Any]:

@@ -196,10 +196,25 @@ def encode(plain: Plain) -> bytes:
         line = orjson.dumps(plain)
     except TypeError:
         line = orjson.dumps(_without_surrogates(plain))
+    return as_one_line(line)
+
+
+def as_one_line(json: bytes) -> bytes:
+    """The same JSON, with the characters escaped at which some readers split lines."""
     for separator, escaped in _LINE_SEPARATORS:
-        if separator in line:
-            line = line.replace(separator, escaped)
-    return line
+        if separator in json:
+            json = json.replace(separator, escaped)
+    return json
+
+
+def encode_exactly(value: Any) -> bytes:
+    """Any value as one line of JSON, whole numbers of any size as they are; `encode` is for plain data."""
+    try:
+        return as_one_line(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
+    except TypeError:  # a torch scalar in a metric, half a character in an answer, a number past 64 bits
+        with contextlib.suppress(TypeError, ValueError, RecursionError, msgspec.MsgspecError):
+            return as_one_line(msgspec.json.encode(_without_surrogates(value), enc_hook=to_plain))
+    return encode(to_plain(value))
 
 
 def canonical(value: Any) -> bytes:

@@ -56,8 +56,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return {str(key): _with_floats(item) for key, item in value.items()}
 
 
-def parse_words(words: Sequence[str]) -> dict[str, Any]:
-    """`["a.b=1", "+c=x"]` as `{"a": {"b": 1}, "c": "x"}`."""
+def parse_words(words: Sequence[str], *, texts: Sequence[str] = ()) -> dict[str, Any]:
+    """`["a.b=1", "+c=x"]` as `{"a": {"b": 1}, "c": "x"}`; `texts` are keys whose value is text or null."""
     merged: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.lstrip("+").partition("=")
@@ -66,6 +66,8 @@ def parse_words(words: Sequence[str]) -> dict[str, Any]:
         try:
             value = _with_floats(yaml.safe_load(text)) if text else None
         except yaml.YAMLError:
+            value = text
+        if key in texts and not isinstance(value, str | None):
             value = text
         _set(merged, key.split("."), value, word)
     return merged

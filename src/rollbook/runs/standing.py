@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import orjson
 
 from rollbook.errors import BadLineError
 from rollbook.records.checkpoints import is_complete, read_checkpoints
@@ -23,6 +22,7 @@ from rollbook.records.jsonl import Line
 from rollbook.records.layout import RunFiles
 from rollbook.records.locks import LockHolder, noted_holder
 from rollbook.records.metrics import normalize, step_of
+from rollbook.records.progress import Progress, read_progress
 from rollbook.records.record import decode_json, decode_line
 from rollbook.records.run_info import RunInfo
 from rollbook.runs.saved_models import saved_models
@@ -57,7 +57,7 @@ class Standing(msgspec.Struct):
     trend: str | None = None  # falling, rising, flat
     nonfinite: list[str] = []
     checkpoint: CheckpointStanding | None = None
-    collection: dict[str, Any] | None = None
+    collection: Progress | None = None
 
 
 def standing_of(directory: Path, progress_file: Path | None = None) -> Standing:
@@ -141,30 +141,25 @@ def _from_trainer_state(path: Path, standing: Standing) -> None:
 
 def _from_progress(path: Path, standing: Standing) -> None:
     standing.source = path.name
-    try:
-        progress = orjson.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return
-    if not isinstance(progress, dict):
+    if (progress := read_progress(path)) is None:
         return
     standing.collection = progress
-    standing.step, standing.total_steps = progress.get("done"), progress.get("expected")
-    standing.eta_s = progress.get("eta_s")
-    if standing.total_steps:
-        standing.percent = round(100 * (standing.step or 0) / standing.total_steps, 2)
-    if progress.get("reward_mean") is not None:
-        standing.headline, standing.value = "reward", progress["reward_mean"]
+    standing.step, standing.total_steps, standing.eta_s = progress.done, progress.expected, progress.eta_s
+    if progress.expected:
+        standing.percent = round(100 * progress.done / progress.expected, 2)
+    if progress.reward_mean is not None:
+        standing.headline, standing.value = "reward", progress.reward_mean
 
 
-def why_collector_is_gone(progress: dict[str, Any]) -> str | None:
+def why_collector_is_gone(progress: Progress) -> str | None:
     """Why a progress file that says `running` is not to be believed; None while its collector lives."""
     from rollbook.runs.jobs.processes import ProcessIdentity, host_name, started_at, why_gone
 
-    pid, host, updated = progress.get("pid"), progress.get("host"), _unix_time(progress.get("updated_at"))
+    pid, host, updated = progress.pid, progress.host, _unix_time(progress.updated_at)
     is_silent = updated is None or time.time() - updated > _SILENT_S
     if host != host_name() or not isinstance(pid, int):
-        return f"no word from its process on {host} since {progress.get('updated_at')}" if is_silent else None
-    began, born = _unix_time(progress.get("started_at")), started_at(pid)
+        return f"no word from its process on {host} since {progress.updated_at}" if is_silent else None
+    began, born = _unix_time(progress.started_at), started_at(pid)
     if is_silent and began is not None and born is not None and born > began + _CLOCK_SLACK_S:
         return f"its process is gone; pid {pid} is another one now"
     return why_gone(ProcessIdentity(pid))
@@ -190,9 +185,10 @@ def writer_of(files: RunFiles, info: RunInfo) -> LockHolder | None:
 def disbelieve(standing: Standing) -> None:
     """What was true only while it ran is not shown of a collection that no longer does."""
     standing.eta_s = None
-    if standing.collection and standing.collection.get("status") == "running":
-        gone = {"status": "lost", "rate_per_s": None, "eta_s": None, "in_flight": 0, "waiting": 0}
-        standing.collection = {**standing.collection, **gone}
+    progress = standing.collection
+    if progress is not None and progress.status == "running":
+        progress.status, progress.rate_per_s, progress.eta_s = "lost", None, None
+        progress.in_flight = progress.waiting = 0
 
 
 def _unix_time(text: Any) -> float | None:

@@ -7,13 +7,11 @@ with rollouts missing, it `failed`; nothing missing is `completed`, also when it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import orjson
+from typing import TYPE_CHECKING
 
 from rollbook.records.atomic import write_atomic
+from rollbook.records.progress import Progress
 
 if TYPE_CHECKING:  # a collector imports this module on its way to the first request
     from rollbook.runs.jobs.job import Job
@@ -25,32 +23,22 @@ INCOMPLETE = 3
 _OUTPUT_DIR_NOTE = "output_dir"
 
 
-def read_plain_progress(path: Path) -> dict[str, Any]:
-    """The content of a progress file; empty if there is none."""
-    try:
-        content = orjson.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def judge_collection(end: RunEnd, progress: Mapping[str, Any]) -> None:
+def judge_collection(end: RunEnd, progress: Progress | None) -> None:
     """Set what an exit code alone does not tell, and the metrics."""
     from rollbook.runs.jobs.ledger import Status
 
-    names = {"reward_mean": "reward_mean", "ok": "done", "failed": "failed"}
-    names |= {"missing": "missing", "expected": "expected"}
-    end.metrics = {name: progress[key] for name, key in names.items() if progress.get(key) is not None}
-    status, reason = progress.get("status"), progress.get("reason")
-    if status == "complete" and end.exit_code == 0:
+    if progress is None:
+        return
+    reward = {} if progress.reward_mean is None else {"reward_mean": progress.reward_mean}
+    end.metrics = {**reward, **progress.coverage}
+    missing = f"{progress.missing} of {progress.expected} rollouts are missing"
+    if progress.status == "completed" and end.exit_code == 0:
         end.status, end.reason, end.signal, end.error = Status.COMPLETED, None, None, None
-    elif status == "stopped" and end.exit_code == INCOMPLETE:
-        end.status, end.reason, end.error = Status.INTERRUPTED, str(reason), None
-        first = str(reason).partition(" ")[0]
-        end.signal = first if first.startswith("SIG") else None
-    elif status == "incomplete" and end.exit_code == INCOMPLETE:
-        missing = f"{progress.get('missing')} of {progress.get('expected')} rollouts are missing"
-        end.status, end.reason, end.error = Status.FAILED, str(reason or missing), None
+    elif progress.status in ("interrupted", "failed") and end.exit_code == INCOMPLETE:
+        end.status, end.reason, end.error = Status(progress.status), progress.reason or missing, None
+        if progress.status == "interrupted":
+            first, _, _ = end.reason.partition(" ")
+            end.signal = first if first.startswith("SIG") else None
 
 
 def tell_supervisor(archive: Path, progress: Path) -> None:

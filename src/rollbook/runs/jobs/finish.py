@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from rollbook.errors import RollbookError, UsageError
 from rollbook.records.atomic import write_atomic
 from rollbook.records.checkpoints import is_complete, read_checkpoints
+from rollbook.records.progress import read_progress
 from rollbook.records.record import decode_json
 from rollbook.records.trainer_log import LOG, PICTURE, RESULTS, STATE, last_line, read_points
-from rollbook.runs.jobs.collected import judge_collection, progress_file_of_job, read_plain_progress
+from rollbook.runs.jobs.collected import judge_collection, progress_file_of_job
 from rollbook.runs.jobs.job import Job, Started
 from rollbook.runs.jobs.ledger import Ledger, RunEnd, RunRecord, Status
 from rollbook.runs.saved_models import SavedModel, newest_model, saved_models
@@ -39,7 +40,7 @@ def record_result(job: Job, started: Started, end: RunEnd) -> None:
     if (progress := progress_file_of_job(job, started.archive)) is not None:
         end.extra["output_dir"] = str(directory or progress.parent)
         if _is_newer(progress, launched):
-            judge_collection(end, read_plain_progress(progress))
+            judge_collection(end, read_progress(progress))
     elif directory is not None:
         end.extra["output_dir"] = str(directory)
         _add_metrics(directory, end, launched)

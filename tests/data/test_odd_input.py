@@ -80,20 +80,31 @@ def test_true_is_one_and_text_is_no_reward_everywhere(tmp_path: Path) -> None:
         assert answer[:2] == (4, 0.75)
 
 
-@pytest.mark.parametrize("words", [["dedup"], ["profile"], ["rl"], ["filter", "--where", "reward > 0"]])
-def test_a_row_too_deep_to_be_written_again_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
+def deep_rows(path: Path) -> Path:
     deep: Any = 1
     for _ in range(300):
         deep = {"a": deep}
     flat = {"_rb_key": "a#0", "reward": 1.0, "many": [[]] * 400}
     lines = [json.dumps(row) for row in (flat, {"_rb_key": "b#0", "reward": 1.0, "deep": deep})]
-    (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
-    name, *more = words
-    assert command(["data", name, tmp_path / "in.jsonl", *more, "-o", tmp_path / "out.jsonl"]) == 1
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("words", [["dedup"], ["profile"], ["rl"]])
+def test_a_row_too_deep_to_be_taken_apart_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    source = deep_rows(tmp_path / "in.jsonl")
+    assert command(["data", *words, source, "-o", tmp_path / "out.jsonl"]) == 1
     assert "in.jsonl:2: is nested more than 250 levels deep" in capsys.readouterr().err
     assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize("words", [["filter", "--where", "reward > 0"]])
+def test_a_row_of_any_depth_is_copied(tmp_path: Path, words: list[str]) -> None:
+    source = deep_rows(tmp_path / "in.jsonl")
+    assert command(["data", *words, source, "-o", tmp_path / "out.jsonl"]) == 0
+    assert (tmp_path / "out.jsonl").read_bytes() == source.read_bytes()
 
 
 ODD_LINES = {

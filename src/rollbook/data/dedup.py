@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import orjson
 
-from rollbook.data.expression import field_path, value_at
 from rollbook.data.job import DataJob, DataManifest
 from rollbook.data.near_duplicates import NearDuplicates
 from rollbook.data.output import RowOutput
 from rollbook.data.rollouts import prompt_of, reply_of
 from rollbook.errors import UsageError
 from rollbook.policies.conversion import text_of
+from rollbook.records.field_paths import field_path, value_at
 from rollbook.records.row_keys import row_key, task_of
 from rollbook.records.rows import Progress, Row
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import orjson
 
-from rollbook.data.expression import field_path, value_at
 from rollbook.data.job import DataJob, DataManifest
 from rollbook.errors import UsageError
 from rollbook.records.datasets import ENDINGS
+from rollbook.records.field_paths import field_path, value_at
 from rollbook.records.row_keys import task_of
 from rollbook.records.rows import Progress, Row
 
@@ -111,7 +111,7 @@ def _grouping(by: str) -> Callable[[int, Row], bytes]:
         found: Any = value_at(row.value(), path)
         if found is None:
             raise row.error(
-                f"no {by}, which the split is by; `data filter --where 'has({by})'` leaves it out"
+                f"no {by}, which the split is by; `data filter --where 'row.{by} is not null'` leaves it out"
             )
         return orjson.dumps(found, option=orjson.OPT_SORT_KEYS)
 

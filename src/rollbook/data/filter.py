@@ -13,14 +13,15 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollbook.data.job import DataJob, DataManifest
+from rollbook.data.job import DataJob
+from rollbook.data.progress import NO_PROGRESS, Progress
 from rollbook.data.rollout_table import rollout_table, rows_with
-from rollbook.data.scratch import scratch_beside
 from rollbook.errors import UsageError
 from rollbook.query.connection import Kept
 from rollbook.query.guard import check_expression
 from rollbook.query.session import Session
-from rollbook.records.rows import Progress, read_rows
+from rollbook.records.datasets import DataManifest
+from rollbook.records.rows import read_rows
 from rollbook.runs.resolve import rows_of
 
 _PLACES = 5
@@ -42,7 +43,7 @@ def filter_rows(
     where: str,
     rejected: Path | None = None,
     overwrite: bool = False,
-    advance: Progress = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> DataManifest:
     check_expression(where)
     places: list[str] = []
@@ -51,13 +52,12 @@ def filter_rows(
             "filter",
             inputs,
             output,
-            also=[rejected] if rejected is not None else [],
+            extra_outputs=[rejected],
             arguments={"where": where, "rejected": str(rejected) if rejected is not None else None},
             overwrite=overwrite,
-            advance=advance,
+            progress=progress,
         ) as job,
-        scratch_beside(output) as scratch,
-        _answers(job, scratch, where) as table,
+        _answers(job, where) as table,
     ):
         answers = (answer for (answer,) in table.ask("select answer from kept order by n"))
         for row, answer in rows_with(job, answers):
@@ -67,14 +67,14 @@ def filter_rows(
             job.count("unanswerable" if answer is None else "dropped")
             if answer is None and len(places) < _PLACES:
                 places.append(f"{row.path}:{row.number}")
-            if job.also:
-                job.also[0].write(row.data)
+            if rejected is not None:
+                job.outputs[1].write(row.data)
         if places:
             job.manifest.details = {"first_places": places}
     return job.manifest
 
 
-def _answers(job: DataJob, scratch: Path, where: str) -> Kept:
+def _answers(job: DataJob, where: str) -> Kept:
     """The table of answers: true, false or null."""
     # What holds a question of its own cannot be tried row by row: there an error ends it.
     trials = (f"TRY(\n{where}\n)", f"(\n{where}\n)")
@@ -82,7 +82,7 @@ def _answers(job: DataJob, scratch: Path, where: str) -> Kept:
         for trial in trials:
             try:
                 truth = f"CASE ({trial})::VARCHAR WHEN 'true' THEN true WHEN 'false' THEN false END"
-                table = rollout_table(job, scratch, f"{truth} AS answer", numbered=True)
+                table = rollout_table(job, f"{truth} AS answer", numbered=True)
                 break
             except UsageError as error:
                 if trial is trials[-1] or "TRY" not in str(error):

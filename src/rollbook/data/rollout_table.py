@@ -38,13 +38,14 @@ _SORTED = """
 """
 
 
-def rollout_table(job: DataJob, scratch: Path, columns: str = ROLLOUTS, *, numbered: bool = False) -> Kept:
+def rollout_table(job: DataJob, columns: str = ROLLOUTS, *, numbered: bool = False) -> Kept:
     """The table `kept`: these columns of the view `rollouts`, the row's number `n`, and its `file`.
 
     `numbered`: the columns may do what does not keep the order of rows, such as a join.
     """
     paths = {str(path.absolute()): path for path in job.paths}
-    session = Session(rows_of(job.ends), scratch=scratch, numbered=numbered)
+    watch = job.watch("scanning")
+    session = Session(rows_of(job.ends), scratch=job.scratch, watch=watch, numbered=numbered)
     files = f"file::ENUM({', '.join(map(literal, paths))}) AS file"
     order = " ORDER BY _n" if numbered else ""
     table = session.keep(f"SELECT {columns}, {files} FROM rollouts{order}", "scanned")
@@ -61,7 +62,8 @@ def rollout_table(job: DataJob, scratch: Path, columns: str = ROLLOUTS, *, numbe
         table.run(_SORTED.format(rows=f"case file {cases} end"))
     table.run("create view kept as select rowid as n, * from scanned")
     for file, path in paths.items():
-        job.set_rows(path, counts.get(file, 0))
+        job.note_scan(path, counts.get(file, 0))
+    watch(1)
     return table
 
 

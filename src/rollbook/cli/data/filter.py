@@ -33,9 +33,9 @@ def filter(
     """
     from rollbook.data.filter import filter_rows
 
-    with reading(inputs, "filter", quiet=as_json) as advance:
+    with reading("filter", quiet=as_json) as progress:
         manifest = filter_rows(
-            inputs, output, where=where, rejected=rejected, overwrite=overwrite, advance=advance
+            inputs, output, where=where, rejected=rejected, overwrite=overwrite, progress=progress
         )
     places = manifest.details.get("first_places", [])
     print_manifest(manifest, as_json, lines=[f"  unanswerable: {place}" for place in places])

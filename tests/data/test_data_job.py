@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import time
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,10 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollbook.data import job as job_module
 from rollbook.data.job import DataJob
-from rollbook.errors import BadFileError, BadLineError, UsageError
+from rollbook.errors import BadFileError, BadLineError, LockedError, RollbookError, UsageError, WriteError
 from rollbook.records.datasets import manifest_path
 from rollbook.records.rows import RowCount, read_rows
-from supervision import is_gone
 
 ROWS: list[dict[str, Any]] = [
     {
@@ -68,16 +66,11 @@ def test_parquet_takes_a_field_of_the_last_row_and_of_several_types(tmp_path: Pa
     assert [row["answer"] for row in back] == [row["answer"] for row in rows]
 
 
-@pytest.mark.parametrize("many_bytes", [1, 1 << 30])
-def test_the_manifest_says_how_it_was_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many_bytes: int
-) -> None:
-    """The digest may come from a copy of this process."""
-    monkeypatch.setattr(job_module, "_MANY_BYTES", many_bytes)
+def test_the_manifest_says_how_it_was_made(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", ROWS)
-    copied(source, tmp_path / "out.jsonl")
+    copied(source, tmp_path / "out.jsonl.zst")
     manifest = json.loads((tmp_path / "out_manifest.json").read_text())
-    assert manifest["command"] == "copy"
+    assert (manifest["command"], manifest["directory"]) == ("copy", str(Path.cwd()))
     assert manifest["inputs"] == [
         {
             "path": str(source),
@@ -87,6 +80,59 @@ def test_the_manifest_says_how_it_was_made(
         }
     ]
     assert manifest["rows_in"] == manifest["rows_out"] == 10
+    written = (tmp_path / "out.jsonl.zst").read_bytes()
+    assert manifest["output_bytes"] == len(written)
+    assert manifest["output_xxh3_128"] == xxhash.xxh3_128(written).hexdigest()
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".parquet"])
+def test_every_digest_is_that_of_the_file(tmp_path: Path, ending: str) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    copied(source, tmp_path / f"a{ending}")
+    copied(tmp_path / f"a{ending}", tmp_path / f"b{ending}")
+    first, second = (json.loads((tmp_path / f"{name}_manifest.json").read_text()) for name in "ab")
+    assert second["inputs"][0]["xxh3_128"] == first["output_xxh3_128"]
+    assert second["inputs"][0]["bytes"] == first["output_bytes"]
+
+
+MORE = b'{"_rb_key":"late#0"}\n{"_rb_key":"la'
+
+
+def test_what_is_appended_while_it_is_read_does_not_count(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    before = source.read_bytes()
+    with DataJob("copy", [source], tmp_path / "out.jsonl") as job:
+        for number, row in enumerate(job.rows()):
+            job.write(row.data)
+            if number == 3:
+                source.write_bytes(before + MORE)
+        assert len(list(job.rows())) == 10
+    assert (tmp_path / "out.jsonl").read_bytes() == before
+    (record,) = job.manifest.inputs
+    assert (record.bytes, record.rows) == (len(before), 10)
+    assert record.xxh3_128 == xxhash.xxh3_128(before).hexdigest()
+
+
+@pytest.mark.parametrize("what", ["replaced", "rewritten", "cut", "removed"])
+def test_an_input_that_changes_meanwhile_is_an_error(tmp_path: Path, what: str) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    other = write_jsonl(tmp_path / "other.jsonl", ROWS)
+    with (
+        pytest.raises(RollbookError, match=r"in\.jsonl was changed while it was read; nothing is written"),
+        DataJob("copy", [source], tmp_path / "out.jsonl") as job,
+    ):
+        rows = [row.data for row in job.rows()]
+        if what == "replaced":
+            other.replace(source)
+        elif what == "removed":
+            source.unlink()
+        else:
+            source.write_bytes(b'{"_rb_key":"x#0"}\n' * (1 if what == "cut" else 1000))
+        for data in rows:
+            job.write(data)
+        if what == "rewritten":
+            list(job.rows())
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -95,19 +141,6 @@ def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
         job.write(b"{}")
         1 / 0  # noqa: B018
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
-
-
-def test_an_error_leaves_no_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_module, "_MANY_BYTES", 1)
-    monkeypatch.setattr(job_module, "_digest", lambda _: time.sleep(60))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
-    pids: list[int | None] = []
-    with pytest.raises(ZeroDivisionError), DataJob("copy", [source], tmp_path / "out.jsonl") as job:
-        pids += [copy._pid for copy in job._hashing._copies]
-        1 / 0  # noqa: B018
-    assert len(pids) == 1
-    assert all(pid and is_gone(pid) for pid in pids)
 
 
 def test_an_output_is_never_written_over(tmp_path: Path) -> None:
@@ -120,36 +153,76 @@ def test_an_output_is_never_written_over(tmp_path: Path) -> None:
     assert (tmp_path / "out.jsonl").read_text() == "precious"
 
 
-def test_of_two_commands_with_one_output_only_one_takes_the_name(tmp_path: Path) -> None:
+def test_a_second_command_with_the_same_output_is_refused(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", ROWS)
-    with (
-        pytest.raises(UsageError, match="was made by another command meanwhile"),
-        DataJob("slow", [source], tmp_path / "out.jsonl") as job,
-    ):
-        copied(source, tmp_path / "out.jsonl")
+    with DataJob("slow", [source], tmp_path / "out.jsonl") as job:
+        with pytest.raises(LockedError, match="is being written by this process"):
+            copied(source, tmp_path / "out.jsonl")
         job.write(b"{}")
-    assert values(tmp_path / "out.jsonl") == ROWS
-    assert json.loads((tmp_path / "out_manifest.json").read_text())["command"] == "copy"
+    assert values(tmp_path / "out.jsonl") == [{}]
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_manifest_does_not_outlive_the_file_it_told_of(
+@pytest.mark.parametrize("taken", ["a", "b"])
+def test_two_outputs_appear_together_or_not_at_all(tmp_path: Path, taken: str) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    with (
+        pytest.raises(WriteError, match=rf"{taken}\.jsonl: not written.*another program created it"),
+        DataJob("two", [source], tmp_path / "a.jsonl", extra_outputs=[tmp_path / "sub" / "b.jsonl"]) as job,
+    ):
+        for row in job.rows():
+            job.outputs[row.number % 2].write(row.data)
+        place = tmp_path / ("sub" if taken == "b" else "") / f"{taken}.jsonl"
+        place.write_text("somebody else's")
+    assert place.read_text() == "somebody else's"
+    files = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+    assert files == sorted(["in.jsonl", place.name])
+
+
+def test_a_failed_command_leaves_what_it_was_to_replace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", ROWS)
     copied(source, tmp_path / "out.jsonl")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    link = Path.hardlink_to
 
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
+    def killed_at_the_last(self: Path, target: Path) -> None:
+        if self.name == "out.jsonl.link":
+            raise KeyboardInterrupt
+        link(self, target)
 
-    monkeypatch.setattr(job_module, "write_atomic", killed)
+    monkeypatch.setattr(Path, "hardlink_to", killed_at_the_last)
     with (
         pytest.raises(KeyboardInterrupt),
         DataJob("again", [source], tmp_path / "out.jsonl", overwrite=True) as job,
     ):
         job.write(b"{}")
-    assert values(tmp_path / "out.jsonl") == [{}]
-    assert not (tmp_path / "out_manifest.json").exists()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from rollbook.data.job import DataJob
+with DataJob("slow", ["in.jsonl"], Path("out.jsonl"), overwrite=True) as job:
+    (job.scratch / "run-1").write_bytes(b"x" * 1000)
+    for row in job.rows():
+        job.write(row.data)
+    job.outputs[0].finish()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_command_left_is_cleared_by_the_next(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, check=False)
+        left = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "in.jsonl"]
+        assert {path.name for path in left} <= {"out.jsonl", "run-1", ".out.jsonl.lock"}
+        assert not (tmp_path / "out.jsonl").exists()
+    copied(source, tmp_path / "out.jsonl")
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl", "out_manifest.json"}
 
 
 def test_the_manifest_of_a_collection_is_not_taken(tmp_path: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollbook.cli.main import main
-from rollbook.data import block_merge
-from rollbook.data import merge as merge_module
 from rollbook.data.coverage import planned_by
-from rollbook.data.job import DataManifest
 from rollbook.data.merge import Duplicates, merge
 from rollbook.data.sample import sample
 from rollbook.errors import BadFileError, BadLineError, UsageError
-from rollbook.records.row_blocks import LineBlock
 from rollbook.records.row_keys import content_id
 from rollbook.records.rows import read_rows
 
@@ -47,15 +41,6 @@ def keys(path: Path) -> list[str]:
     return [row.value()["_rb_key"] for row in read_rows(path)]
 
 
-@pytest.fixture
-def no_slow_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("the quick check had doubts")
-
-    monkeypatch.setattr(merge_module, "_RowMerge", refuse)
-
-
-@pytest.mark.usefixtures("no_slow_path")
 def test_all_rows_byte_by_byte(tmp_path: Path) -> None:
     shards = [
         write(tmp_path / f"chunk_{n}.jsonl", [row(10 * n + task) for task in range(10)]) for n in range(3)
@@ -70,18 +55,11 @@ def test_all_rows_byte_by_byte(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out_manifest.json").read_text())["command"] == "merge"
 
 
-@pytest.mark.usefixtures("no_slow_path")
-@pytest.mark.parametrize("few", [1, 1 << 30])
 @pytest.mark.parametrize("end", [b"\n", b""])
-def test_many_pieces_of_many_sizes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int, end: bytes
+def test_whole_files_are_copied_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: bytes
 ) -> None:
-    """By copies of this process, or by none."""
-    monkeypatch.setattr(block_merge, "_FEW_BYTES", few)
-    monkeypatch.setattr(block_merge, "_PART_BYTES", 700)
-    monkeypatch.setattr(block_merge, "_PIECE", 100)
-    monkeypatch.setattr(block_merge, "_PUSH_EVERY", 500)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setattr("rollbook.data.job._CHUNK", 100)
     shards = [
         write(
             tmp_path / f"{n}.jsonl",
@@ -90,35 +68,42 @@ def test_many_pieces_of_many_sizes(
         )
         for n in range(3)
     ]
-    told: list[int] = []
-    manifest = merge(shards, tmp_path / "out.jsonl", advance=told.append)
+    progress = Told()
+    manifest = merge(shards, tmp_path / "out.jsonl", progress=progress)
     whole = b"".join(shard.read_bytes().rstrip(b"\n") + b"\n" for shard in shards)
     assert (tmp_path / "out.jsonl").read_bytes() == whole
     assert [record.rows for record in manifest.inputs] == [60, 60, 60]
     digests = [xxhash.xxh3_128(shard.read_bytes()).hexdigest() for shard in shards]
     assert [record.xxh3_128 for record in manifest.inputs] == digests
-    assert sum(told) == len(whole)
+    assert manifest.output_xxh3_128 == xxhash.xxh3_128(whole).hexdigest()
+    assert manifest.output_bytes == len(whole)
 
 
-@pytest.mark.usefixtures("no_slow_path")
-def test_pieces_of_a_killed_copy_are_merged_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_merge, "_FEW_BYTES", 1)
-    monkeypatch.setattr(block_merge, "_PART_BYTES", 700)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
-    here, taken = os.getpid(), block_merge.hashes_of_keys
+class Told:
+    """What a command said about its progress: of each pass its size and how much of it was done."""
 
-    def take_or_die(block: LineBlock) -> Any:
-        if os.getpid() != here:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return taken(block)
+    def __init__(self) -> None:
+        self.passes: list[list[int]] = []
 
-    monkeypatch.setattr(block_merge, "hashes_of_keys", take_or_die)
-    shard = write(tmp_path / "a.jsonl", [row(task) for task in range(300)])
-    merge([shard], tmp_path / "out.jsonl")
-    assert (tmp_path / "out.jsonl").read_bytes() == shard.read_bytes()
+    def begin(self, what: str, size: int) -> None:
+        self.passes.append([size, 0])
+
+    def advance(self, size: int) -> None:
+        self.passes[-1][1] += size
 
 
-@pytest.mark.usefixtures("no_slow_path")
+@pytest.mark.parametrize(
+    "options", [{}, {"ordered": True}, {"duplicates": Duplicates.FIRST}], ids=["plain", "ordered", "first"]
+)
+def test_the_bar_of_every_pass_ends_at_its_end(tmp_path: Path, options: dict[str, Any]) -> None:
+    rows = [row(task, pad="x" * 100) for task in range(3000)]
+    late = [*rows, row(7)] if options.get("duplicates") else rows
+    progress = Told()
+    merge([write(tmp_path / "a.jsonl", late)], tmp_path / "out.jsonl", progress=progress, **options)
+    assert len(progress.passes) >= 2
+    assert all(done == size == (tmp_path / "a.jsonl").stat().st_size for size, done in progress.passes)
+
+
 def test_a_missing_last_newline_glues_nothing(tmp_path: Path) -> None:
     a = write(tmp_path / "a.jsonl", [row(0), row(1)], end=b"")
     b = write(tmp_path / "b.jsonl", [row(2)], end=b"")
@@ -170,8 +155,8 @@ def test_duplicates_are_named_with_both_places(tmp_path: Path) -> None:
     with pytest.raises(BadLineError) as caught:
         merge([a, b], tmp_path / "out.jsonl")
     text = str(caught.value)
-    assert text.startswith(f"{b}:2: the key 't1#0' stands at {a}:2 already")
-    assert f"{b}:3: the key 't2#0' stands at {a}:3 already" in text
+    assert text.startswith(f"{b}:2: duplicate key 't1#0', first seen at {a}:2")
+    assert f"{b}:3: duplicate key 't2#0', first seen at {a}:3" in text
     assert "--duplicates first" in text
     assert not (tmp_path / "out.jsonl").exists()
     manifest = merge([a, b], tmp_path / "out.jsonl", duplicates=Duplicates.FIRST)
@@ -190,7 +175,8 @@ def test_many_duplicates_are_summed_up(tmp_path: Path) -> None:
 def test_rows_of_other_collectors_are_known_by_their_indices(tmp_path: Path) -> None:
     foreign = [{"_ng_task_index": task, "_ng_rollout_index": 0, "reward": 0.5} for task in range(3)]
     a, b = write(tmp_path / "a.jsonl", foreign), write(tmp_path / "b.jsonl", foreign[1:2])
-    with pytest.raises(BadLineError, match=r"b\.jsonl:1: the key 'index-1#0' stands at .*a\.jsonl:2 already"):
+    twice = r"b\.jsonl:1: duplicate key 'index-1#0', first seen at .*a\.jsonl:2"
+    with pytest.raises(BadLineError, match=twice):
         merge([a, b], tmp_path / "out.jsonl")
     c = write(tmp_path / "c.jsonl", [{"text": "no key"}, {"text": "no key"}])
     assert merge([a, c], tmp_path / "out.jsonl").counts == {"rows_without_key": 2}
@@ -324,7 +310,9 @@ def test_compressed_and_parquet(tmp_path: Path, ending: str) -> None:
     sample([write(tmp_path / "b.jsonl", [row(2), row(3)])], tmp_path / f"packed{ending}", fraction=1)
     merge([a, tmp_path / f"packed{ending}"], tmp_path / f"out{ending}")
     assert keys(tmp_path / f"out{ending}") == ["t0#0", "t1#0", "t2#0", "t3#0"]
-    with pytest.raises(BadLineError, match=rf"b\.jsonl:1: the key 't2#0' stands at .*packed{ending}:1"):
+    with pytest.raises(
+        BadLineError, match=rf"b\.jsonl:1: duplicate key 't2#0', first seen at .*packed{ending}:1"
+    ):
         merge([tmp_path / f"packed{ending}", tmp_path / "b.jsonl"], tmp_path / "twice.jsonl")
 
 
@@ -376,7 +364,7 @@ def test_first_of_every_key_whatever_the_shards(
                 expected.append(value)
     if not paths:
         return
-    manifest: DataManifest = merge(paths, directory / "out.jsonl", duplicates=Duplicates.FIRST)
+    manifest = merge(paths, directory / "out.jsonl", duplicates=Duplicates.FIRST)
     assert [found.value() for found in read_rows(directory / "out.jsonl")] == expected
     total = sum(map(len, shards))
     assert manifest.rows_in == total
@@ -396,6 +384,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert run([str(a), "-o", str(tmp_path / "out.jsonl"), "--allow-missing", "--overwrite"]) == 0
     b = write(tmp_path / "b.jsonl", [row(0)])
     assert run([str(a), str(b), "-o", str(tmp_path / "twice.jsonl")]) == 1
-    assert "stands at" in capsys.readouterr().err
+    assert "first seen at" in capsys.readouterr().err
     assert run([str(b), "-o", str(tmp_path / "b2.jsonl"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows_out"] == 1

@@ -74,7 +74,6 @@ def test_memory_does_not_change_the_bytes(
     three: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mix(three, tmp_path / "roomy.jsonl", total=100, seed=3)
-    monkeypatch.setattr("rollbook.data.shuffle.BLOCK", 7)
     monkeypatch.setattr("rollbook.data.external_sort.ExternalSort.__init__.__kwdefaults__", {"budget": 1000})
     mix(three, tmp_path / "tight.jsonl", total=100, seed=3)
     assert (tmp_path / "roomy.jsonl").read_bytes() == (tmp_path / "tight.jsonl").read_bytes()

@@ -80,20 +80,39 @@ def test_true_is_one_and_text_is_no_reward_everywhere(tmp_path: Path) -> None:
         assert answer[:2] == (4, 0.75)
 
 
-@pytest.mark.parametrize("words", [["dedup"], ["profile"], ["rl"], ["filter", "--where", "reward > 0"]])
-def test_a_row_too_deep_to_be_written_again_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
+def deep_rows(path: Path) -> Path:
     deep: Any = 1
     for _ in range(300):
         deep = {"a": deep}
     flat = {"_rb_key": "a#0", "reward": 1.0, "many": [[]] * 400}
     lines = [json.dumps(row) for row in (flat, {"_rb_key": "b#0", "reward": 1.0, "deep": deep})]
-    (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
-    name, *more = words
-    assert command(["data", name, tmp_path / "in.jsonl", *more, "-o", tmp_path / "out.jsonl"]) == 1
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("words", [["dedup"], ["profile"], ["rl"]])
+def test_a_row_too_deep_to_be_taken_apart_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    source = deep_rows(tmp_path / "in.jsonl")
+    assert command(["data", *words, source, "-o", tmp_path / "out.jsonl"]) == 1
     assert "in.jsonl:2: is nested more than 250 levels deep" in capsys.readouterr().err
     assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["filter", "--where", "reward > 0"],
+        ["merge"],
+        ["merge", "--duplicates", "first"],
+        ["sample", "--fraction", "1"],
+    ],
+)
+def test_a_row_of_any_depth_is_copied(tmp_path: Path, words: list[str]) -> None:
+    source = deep_rows(tmp_path / "in.jsonl")
+    assert command(["data", *words, source, "-o", tmp_path / "out.jsonl"]) == 0
+    assert (tmp_path / "out.jsonl").read_bytes() == source.read_bytes()
 
 
 ODD_LINES = {
@@ -348,3 +367,59 @@ def test_an_index_that_is_none_is_none(tmp_path: Path, index: Any) -> None:
     source = write(tmp_path / "in.jsonl", [{**row("a", 0, 1.0), "_ng_task_index": index}])
     assert profile([source], tmp_path / "out.jsonl").rows_out == 1
     assert "_ng_task_index" not in orjson.loads((tmp_path / "out.jsonl").read_bytes())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["dedup"],
+        ["filter", "--where", "reward >= 0"],
+        ["merge"],
+        ["merge", "--duplicates", "first", "--ordered"],
+        ["pairs"],
+        ["profile"],
+        ["rl"],
+        ["sample", "--fraction", "0.5"],
+        ["sample", "--fraction", "0.5", "--by-task", "--shuffle"],
+        ["sft", "--best-of", "1"],
+        ["split", "a=0.5", "b=0.5"],
+        ["mix"],
+    ],
+    ids=" ".join,
+)
+def test_a_command_reads_what_was_there_when_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """Beside a collection that goes on, whose last line may be half there."""
+    rows = [
+        row(f"t{task}", repeat, repeat / 4, _ng_task_index=task) for task in range(9) for repeat in range(4)
+    ]
+    name, *options = words
+    for directory in ("still", "growing"):
+        (tmp_path / directory).mkdir()
+        for number in range(2):
+            write(tmp_path / directory / f"{number}.jsonl", rows[number::2])
+    more = b"".join(orjson.dumps(row("new", repeat, 1.0)) + b"\n" for repeat in range(5)) + b'{"_rb_key":"h'
+    enter = DataJob.__enter__
+
+    def append_and_enter(self: DataJob) -> DataJob:
+        for path in self.paths:
+            path.write_bytes(path.read_bytes() + more * ("growing" in str(path)))
+        return enter(self)
+
+    monkeypatch.setattr(DataJob, "__enter__", append_and_enter)
+    for directory in ("still", "growing"):
+        files = [str(path) for path in sorted((tmp_path / directory).iterdir())]
+        output = tmp_path / directory / ("parts" if name == "split" else "out/x.jsonl")
+        inputs = [f"a={files[0]}:0.5", f"b={files[1]}:0.5"] if name == "mix" else files
+        assert command(["data", name, *inputs, *options, "-o", output]) == 0
+    made = {
+        directory: {
+            path.name: path.read_bytes()
+            for path in (tmp_path / directory).rglob("*.jsonl")
+            if path.parent.name in ("out", "parts")
+        }
+        for directory in ("still", "growing")
+    }
+    assert made["still"] == made["growing"]
+    assert any(made["still"].values())

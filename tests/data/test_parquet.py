@@ -9,12 +9,12 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rollbook.data.output import RowOutput
+from rollbook.data.output import new_dataset
 from rollbook.records.rows import read_rows
 
 
 def round_trip(directory: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    with RowOutput(directory / "rows.parquet") as output:
+    with new_dataset(directory / "rows.parquet") as output:
         for row in rows:
             output.write(orjson.dumps(row))
     return [row.value() for row in read_rows(directory / "rows.parquet")]

@@ -25,11 +25,11 @@ def shards(directory: Path) -> list[Path]:
     ]
 
 
-def numbered(paths: list[Path], scratch: Path) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+def numbered(paths: list[Path]) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
     """The number and key of every row, by the table and by our reader."""
     with (
         DataJob("x", paths) as job,
-        rollout_table(job, scratch, "key") as table,
+        rollout_table(job, "key") as table,
     ):
         numbers = table.numbers("select n from kept")
         read = [(number, row.value()["_rb_key"]) for number, row in rows_at(job, numbers)]
@@ -37,7 +37,7 @@ def numbered(paths: list[Path], scratch: Path) -> tuple[list[tuple[int, str]], l
 
 
 def test_rows_are_numbered_in_the_order_of_the_files(tmp_path: Path) -> None:
-    by_table, by_reader = numbered(shards(tmp_path), tmp_path)
+    by_table, by_reader = numbered(shards(tmp_path))
     assert by_table == by_reader
     assert [key[0] for _, key in by_table] == list("cccccaaaaabbbbb")
 
@@ -59,7 +59,7 @@ def test_a_later_file_may_be_scanned_before_an_earlier_one(
         return keep(self, f"{sql} ORDER BY file DESC, key", table)
 
     monkeypatch.setattr(Session, "keep", out_of_order)
-    by_table, by_reader = numbered(shards(tmp_path), tmp_path)
+    by_table, by_reader = numbered(shards(tmp_path))
     assert by_table == by_reader
     assert [key[0] for _, key in by_table] == list("cccccaaaaabbbbb")
 
@@ -78,7 +78,7 @@ def test_what_is_appended_meanwhile_does_not_count(
         return keep(*given)
 
     monkeypatch.setattr(Session, "keep", append_and_keep)
-    by_table, by_reader = numbered(paths, tmp_path)
+    by_table, by_reader = numbered(paths)
     assert by_table == by_reader
     assert len(by_table) == 15 and "new#0" not in dict(by_table).values()
 

@@ -10,12 +10,9 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rollbook.cli.main import main
 from rollbook.data.sample import sample
-from rollbook.data.shuffle import chosen_blocks, stream
 from rollbook.errors import BadLineError, UsageError
 from rollbook.records.rows import read_rows
 
@@ -124,16 +121,6 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
     for by_task in (False, True):
         with pytest.raises(BadLineError, match=r"in\.jsonl:2: not valid JSON"):
             sample([tmp_path / "in.jsonl"], tmp_path / "out.jsonl", fraction=1, by_task=by_task)
-
-
-@settings(deadline=None)
-@given(available=st.integers(0, 3000), data=st.data(), seed=st.integers(0, 1 << 70))
-def test_any_number_of_any_number(available: int, data: st.DataObject, seed: int) -> None:
-    wanted = data.draw(st.integers(0, available))
-    chosen = [row for block in chosen_blocks(stream(seed, "x"), available, wanted) for row in block.tolist()]
-    assert len(chosen) == wanted
-    assert chosen == sorted(set(chosen))
-    assert all(0 <= row < available for row in chosen)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

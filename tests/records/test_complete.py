@@ -15,6 +15,7 @@ from rollbook.errors import LockedError, WriteError
 from rollbook.records.complete import (
     COMPLETE,
     complete_directory,
+    complete_files,
     is_complete,
     make_once,
     problem,
@@ -206,3 +207,94 @@ def test_one_that_is_no_use_is_made_again(tmp_path: Path) -> None:
 
 def raise_error() -> None:
     raise ValueError
+
+
+def write_two(directory: Path, text: str, *, overwrite: bool = False) -> None:
+    targets = directory / "main.txt", directory / "extra.txt"
+    with complete_files(*targets, overwrite=overwrite) as asides:
+        for target, aside in zip(targets, asides, strict=True):
+            (aside / "scratch").mkdir()
+            (aside / "scratch/run").write_text("no file of the user's")
+            (aside / f"{target.stem}.about").write_text(f"about {text}")
+            (aside / target.name).write_text(text)
+
+
+def contents(directory: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted(directory.iterdir()) if path.is_file()}
+
+
+NAMES = ("extra.about", "extra.txt", "main.about", "main.txt")
+
+
+def both(text: str) -> dict[str, str]:
+    return {name: f"about {text}" if name.endswith("about") else text for name in NAMES}
+
+
+def test_files_appear_together(tmp_path: Path) -> None:
+    write_two(tmp_path, "one")
+    assert contents(tmp_path) == both("one")
+    with pytest.raises(WriteError, match=r"main\.txt exists already"):
+        write_two(tmp_path, "two")
+    write_two(tmp_path, "two", overwrite=True)
+    assert contents(tmp_path) == both("two")
+    assert sorted(path.name for path in tmp_path.iterdir()) == list(NAMES)
+
+
+def test_nothing_appears_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError), complete_files(tmp_path / "main.txt") as (aside,):
+        (aside / "main.txt").write_text("one")
+        raise ValueError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_appear_where_a_disk_has_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, target: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    write_two(tmp_path, "one")
+    write_two(tmp_path, "two", overwrite=True)
+    assert contents(tmp_path) == both("two")
+    with (
+        pytest.raises(WriteError, match="exists already"),
+        complete_files(tmp_path / "new.txt") as (aside,),
+    ):
+        (aside / "new.txt").write_text("ours")
+        (tmp_path / "new.txt").write_text("somebody else's")
+    assert (tmp_path / "new.txt").read_text() == "somebody else's"
+
+
+KILLED_WHILE_NAMING = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import test_complete
+left, link = int(sys.argv[3]), Path.hardlink_to
+def link_or_die(self, target):
+    global left
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left -= 1
+    link(self, target)
+Path.hardlink_to = link_or_die
+test_complete.write_two(Path(sys.argv[2]), "new", overwrite=sys.argv[4] == "True")
+"""
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("links", range(8))
+def test_a_kill_between_two_names_leaves_all_or_nothing_to_the_next(
+    tmp_path: Path, links: int, overwrite: bool
+) -> None:
+    if overwrite:
+        write_two(tmp_path, "old")
+    before = contents(tmp_path)
+    words = [str(Path(__file__).parent), str(tmp_path), str(links), str(overwrite)]
+    subprocess.run([sys.executable, "-c", KILLED_WHILE_NAMING, *words], check=False)
+    with (
+        pytest.raises(ValueError),
+        complete_files(tmp_path / "main.txt", tmp_path / "extra.txt", overwrite=True),
+    ):
+        raise ValueError  # whatever becomes of the next one, it begins by clearing up
+    assert contents(tmp_path) in (before, both("new"))
+    assert sorted(path.name for path in tmp_path.iterdir()) in ([], list(NAMES))

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rollbook.data.llamafactory import Unsuitable, conversation_row, dataset_name, read_call
-from rollbook.data.output import RowOutput
+from rollbook.data.output import new_dataset
 from rollbook.errors import BadFileError, BadLineError, RollbookError, UsageError
 from rollbook.records.rows import Row, read_rows
 from rollbook.runs.saved_models import newest_model
@@ -193,7 +193,7 @@ def test_columns_do_not_add_arguments_to_a_call(tmp_path: Path) -> None:
         calls = [{"type": "function", "function": {"name": name, "arguments": arguments}}]
         reply = {"role": "assistant", "content": "", "tool_calls": calls}
         rows.append({"messages": [{"role": "user", "content": "go"}, reply], "tools": [tool]})
-    with RowOutput(tmp_path / "rows.parquet") as output:
+    with new_dataset(tmp_path / "rows.parquet") as output:
         for row in rows:
             output.write(json.dumps(row).encode())
     found = [conversation_of(row) for row in read_rows(tmp_path / "rows.parquet")]

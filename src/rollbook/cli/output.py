@@ -10,12 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rollbook.records.printable import printable as printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from rollbook.data.progress import Progress
 
 _LINE_EVERY_SECONDS = 10.0
 
@@ -41,19 +43,46 @@ def progress(*, total: int, label: str, quiet: bool = False) -> Iterator[Callabl
 
 
 @contextmanager
-def byte_progress(*, total: int, label: str, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """Yields a function to tell how many bytes were done since the last call."""
+def byte_progress(label: str, *, quiet: bool = False) -> Iterator[Progress]:
+    """Yields what is told of passes over bytes, each of which is a bar of its own."""
+    from rollbook.data.progress import NO_PROGRESS
+
     if quiet:
-        yield lambda _: None
+        yield NO_PROGRESS
     elif sys.stderr.isatty():
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-            task = bar.add_task(label, total=total)
-            yield lambda count: bar.advance(task, count)
+            yield _ByteBar(bar, label)
     else:
-        yield _LogLines(total, label, unit=1 << 20).advance
+        yield _ByteLines(label)
+
+
+class _ByteBar:
+    def __init__(self, bar: Any, label: str) -> None:
+        self._bar, self._label = bar, label
+        self._task = bar.add_task(label, total=None)
+
+    def begin(self, what: str, size: int) -> None:
+        self._bar.reset(self._task, total=size, description=f"{self._label}: {what}")
+
+    def advance(self, size: int) -> None:
+        self._bar.advance(self._task, size)
+
+
+class _ByteLines:
+    """In a log: a plain line now and then."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._lines = _LogLines(0, label)
+
+    def begin(self, what: str, size: int) -> None:
+        self._lines = _LogLines(size, f"{self._label}: {what}", unit=1 << 20)
+
+    def advance(self, size: int) -> None:
+        self._lines.advance(size)
 
 
 @contextmanager

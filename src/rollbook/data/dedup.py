@@ -17,17 +17,18 @@ from typing import Any
 import numpy as np
 import orjson
 
-from rollbook.data.expression import field_path, value_at
-from rollbook.data.job import DataJob, DataManifest
+from rollbook.data.job import DataJob
 from rollbook.data.near_duplicates import NearDuplicates
 from rollbook.data.output import RowOutput
+from rollbook.data.progress import NO_PROGRESS, Progress
 from rollbook.data.rollouts import prompt_of, reply_of
 from rollbook.errors import UsageError
 from rollbook.policies.conversion import text_of
+from rollbook.records.datasets import DataManifest
+from rollbook.records.field_paths import field_path, value_at
 from rollbook.records.row_keys import row_key, task_of
-from rollbook.records.rows import Progress, Row
+from rollbook.records.rows import Row
 
-PASSES_OVER_INPUT = 2
 REPEATS = "_rb_repeats"  # on a rejected row: the key, or the place, of the row it repeats
 _BOOKKEEPING = ("_rb_", "_ng_")
 _RESPONSE_BOOKKEEPING = frozenset({"id", "created_at", "completed_at"})
@@ -45,7 +46,7 @@ def dedup(
     near: float | None = None,
     rejected: Path | None = None,
     overwrite: bool = False,
-    advance: Progress = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> DataManifest:
     """`on` is `task`, `prompt`, a field, or None for the whole row; `near` a Jaccard similarity."""
     if near is not None and not 0.5 <= near < 1:
@@ -55,14 +56,14 @@ def dedup(
         "dedup",
         inputs,
         output,
-        also=[rejected] if rejected is not None else [],
+        extra_outputs=[rejected],
         arguments={"on": on, "near": near, "rejected": str(rejected) if rejected is not None else None},
         overwrite=overwrite,
-        advance=advance,
+        progress=progress,
     ) as job:
         values = (compared(row.value()) for row in job.rows())
         first, incomparable = _first_equal(values) if near is None else _first_near(values, near)
-        _copy(job, first, job.also[0] if job.also else None)
+        _copy(job, first, job.outputs[1] if rejected is not None else None)
         job.count("repeated", int((first != np.arange(len(first))).sum()))
         if incomparable:
             job.count("nothing_to_compare", incomparable)  # kept: they are like no other row

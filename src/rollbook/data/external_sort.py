@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import heapq
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
+
+import numpy as np
 
 BUDGET = 64 << 20
 _OPEN_RUNS = 64
@@ -68,6 +70,14 @@ class ExternalSort:
                 file.write(_HEAD.pack(first, second, len(data)))
                 file.write(data)
         return path
+
+
+def shuffled(directory: Path, rows: Iterable[bytes], order: np.ndarray[Any, Any]) -> Iterator[bytes]:
+    """The rows in another order: `order` says the place of each."""
+    sort = ExternalSort(directory)
+    for place, data in zip(order.tolist(), rows, strict=True):
+        sort.add(place, 0, data)
+    return (data for _, _, data in sort.ordered())
 
 
 def _merged(paths: list[Path]) -> Iterator[Keyed]:

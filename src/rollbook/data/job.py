@@ -8,61 +8,32 @@
                 job.count("dropped")
     job.manifest
 
-The manifest stands beside the output as `<stem>_manifest.json`: the inputs with their digests, the arguments,
-the seed, rows in and out, and every other count by name. Digests are taken meanwhile, on cores that are free;
-they are there to notice that a file has changed, so they are XXH3's, which costs a ninth of a SHA-256.
+An input is what it was when the job began: what is appended later does not count, and a file that is replaced
+meanwhile is an error. Its digest is that of the bytes that were read. The manifest is beside the output as
+`<stem>_manifest.json`. Outputs and manifests appear together, or nothing does.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import orjson
 import xxhash
 
 from rollbook.data.output import RowOutput, refuse_existing
-from rollbook.errors import BadFileError, UsageError
-from rollbook.forked import SharedWork, cores
-from rollbook.records.atomic import write_atomic
-from rollbook.records.datasets import manifest_owner, manifest_path
-from rollbook.records.plain import utc_now
-from rollbook.records.rows import Progress, Row, RowCount, read_rows
-from rollbook.records.run_info import versions
+from rollbook.data.progress import NO_PROGRESS, Progress
+from rollbook.errors import BadFileError, RollbookError, UsageError
+from rollbook.records.complete import complete_files
+from rollbook.records.datasets import DataManifest, InputRecord, manifest_owner, manifest_path
+from rollbook.records.rows import COMPRESSED, Row, RowCount, read_rows
 from rollbook.runs.resolve import Inputs, find_inputs
 
-SCHEMA_VERSION = 3
-_HASHED_AT_ONCE = 1 << 18
-_MANY_BYTES = 16 << 20  # are worth a process
-_MOST_COPIES = 3
-
-
-class InputRecord(msgspec.Struct, kw_only=True):
-    path: str
-    bytes: int
-    xxh3_128: str  # as `xxh128sum` prints it
-    rows: int | None = None  # None where a command did not have to read it all
-
-
-class DataManifest(msgspec.Struct, kw_only=True):
-    schema_version: int = SCHEMA_VERSION
-    command: str
-    created_at: str = msgspec.field(default_factory=utc_now)
-    directory: str = ""  # where it was typed: paths are relative to it
-    inputs: list[InputRecord] = []
-    left_out: dict[str, str] = {}  # files that a directory or pattern matched and that were skipped, and why
-    arguments: dict[str, Any] = {}
-    seed: int | None = None
-    output: str | None = None
-    rows_in: int = 0
-    rows_out: int = 0
-    counts: dict[str, int] = {}  # everything else that was counted, by name
-    coverage: dict[str, int] = {}  # expected, ok, failed, missing, where that is known
-    details: dict[str, Any] = {}  # what the command reports besides
-    versions: dict[str, str] = msgspec.field(default_factory=versions)
+_CHUNK = 1 << 18
 
 
 class DataJob:
@@ -74,135 +45,186 @@ class DataJob:
         inputs: Sequence[str | Path] | Inputs,
         output: Path | None = None,
         *,
-        also: Sequence[Path] = (),  # further outputs; all of them appear or none, each with its manifest
+        extra_outputs: Sequence[Path | None] = (),
         arguments: Mapping[str, Any] | None = None,
         seed: int | None = None,
         overwrite: bool = False,
-        takes_digests: bool = True,  # else the command takes them as it reads: `set_digest`
-        advance: Progress = lambda _: None,
+        progress: Progress = NO_PROGRESS,
     ) -> None:
         found = inputs if isinstance(inputs, Inputs) else find_inputs(inputs)
         self.paths = found.paths
         self.counts: Counter[str] = Counter()
         self.manifest = DataManifest(
             command=command,
-            left_out={str(path): why for path, why in found.skipped},
             directory=str(Path.cwd()),
+            left_out={str(path): why for path, why in found.skipped},
             arguments=dict(arguments or {}),
             seed=seed,
             output=str(output) if output else None,
         )
-        self._advance = advance
-        self._seen = {path: RowCount() for path in self.paths}
-        self.ends = {path: path.stat().st_size for path in self.paths}
-        self._output = output
-        self._also = list(also)
+        self.progress = progress
+        self._states = {path: _state(path) for path in self.paths}
+        self.ends = {path: state.st_size for path, state in self._states.items()}
+        self._read = {path: RowCount() for path in self.paths}
+        self._digests: dict[Path, str] = {}
+        self._scanned: dict[Path, int] = {}
+        self._targets = [path for path in (output, *extra_outputs) if path is not None]
         self._overwrite = overwrite
-        self._takes_digests = takes_digests
-        self._known_digests: dict[Path, str] = {}
-        outputs = [path for path in (output, *also) if path is not None]
-        if len({manifest_path(path).resolve() for path in outputs}) < len(outputs):
-            raise UsageError(f"outputs need names of their own: {', '.join(map(str, outputs))}")
-        for path in outputs:
+        if len({manifest_path(path).resolve() for path in self._targets}) < len(self._targets):
+            raise UsageError(f"outputs need names of their own: {', '.join(map(str, self._targets))}")
+        for path in self._targets:
             _refuse_to_overwrite_an_input(path, self.paths)
             refuse_existing(path, overwrite=overwrite)
             _refuse_foreign_manifest(path)
 
     def __enter__(self) -> DataJob:
-        self.output: RowOutput | None = None
-        self.also: list[RowOutput] = []
-        try:
-            if self._output is not None:
-                self.output = RowOutput(self._output, overwrite=self._overwrite)
-            for path in self._also:
-                self.also.append(RowOutput(path, overwrite=self._overwrite))
-        except BaseException as error:
-            self._end_outputs(type(error))
-            raise
-        wanted = self.paths if self.output is not None and self._takes_digests else []
-        # By copies of this process: a thread would wait for its turn again and again while rows are parsed.
-        many = sum(path.stat().st_size for path in wanted) >= _MANY_BYTES
-        copies = min(cores() - 1, _MOST_COPIES, len(wanted)) if many else 0
-        self._hashed = wanted
-        self._hashing = SharedWork(lambda number: _digest(wanted[number]), len(wanted), copies=copies)
+        with contextlib.ExitStack() as undo:
+            if self._targets:
+                made = complete_files(*self._targets, overwrite=self._overwrite)
+                self._asides = undo.enter_context(made)
+                self.scratch = self._asides[0] / "scratch"
+                self.scratch.mkdir()
+            else:
+                self._asides = []
+                self.scratch = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="rollbook-")))
+            self.outputs = [
+                undo.enter_context(RowOutput(path, aside))
+                for path, aside in zip(self._targets, self._asides, strict=True)
+            ]
+            self._held = undo.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        try:
-            if kind is None:
-                self._make_ready()
-                for output in self._outputs() if self._overwrite else ():
-                    manifest_path(output.path).unlink(missing_ok=True)  # it must not outlive what it tells of
-            self._end_outputs(kind)
-        finally:
-            self._hashing.close()
-        if kind is None:
-            for output in self._outputs():
-                own = msgspec.structs.replace(self.manifest, output=str(output.path), rows_out=output.rows)
-                plain = orjson.dumps(msgspec.to_builtins(own), option=orjson.OPT_INDENT_2)
-                write_atomic(manifest_path(output.path), plain + b"\n")
-
-    def _outputs(self) -> list[RowOutput]:
-        return [output for output in (self.output, *self.also) if output is not None]
-
-    def _make_ready(self) -> None:
-        try:
+    def __exit__(self, *raised: Any) -> None:
+        if raised[0] is not None:
+            self._held.__exit__(*raised)
+            return
+        with self._held:
             self._complete()
-            for output in self._outputs():
-                output.prepare()
-        except BaseException as error:
-            self._end_outputs(type(error))
-            raise
 
-    def _end_outputs(self, kind: type[BaseException] | None) -> None:
-        for output in self._outputs():
-            output.__exit__(kind)
+    def rows(self) -> Iterator[Row]:
+        """The rows of all inputs, one after another."""
+        self.progress.begin("reading", sum(self.ends.values()))
+        self._check_inputs()
+        for path in self.paths:
+            yield from self.rows_of(path)
 
-    def rows(self, path: Path | None = None) -> Iterator[Row]:
-        """The rows of one input, or of all of them one after another."""
-        for chosen in self.paths if path is None else [path]:
-            seen = RowCount()
-            yield from read_rows(chosen, end=self.ends[chosen], progress=self._advance, count=seen)
-            self._seen[chosen] = seen  # only a pass that saw the end knows how many there are
+    def rows_of(self, path: Path) -> Iterator[Row]:
+        count, digest = RowCount(), None if path.suffix == ".parquet" else xxhash.xxh3_128()
+        on_read = self.progress.advance
+        yield from read_rows(path, end=self.ends[path], on_read=on_read, digest=digest, count=count)
+        self.note_read(path, count, digest.hexdigest() if digest else None)
+
+    def copy(self, path: Path, rows: int) -> None:
+        """All lines of a plain file, with the newline that the last one may lack."""
+        digest, chunk = xxhash.xxh3_128(), b"\n"
+        for chunk in _chunks(path, self.ends[path]):
+            digest.update(chunk)
+            self.outputs[0].write_lines(chunk)
+            self.progress.advance(len(chunk))
+        if not chunk.endswith(b"\n"):
+            self.outputs[0].write_lines(b"\n")
+            self.count("newlines_added")
+        self.outputs[0].rows += rows
+        self.note_read(path, RowCount(rows), digest.hexdigest())
 
     def write(self, data: bytes) -> None:
-        assert self.output is not None, "this job was made without an output"
-        self.output.write(data)
+        self.outputs[0].write(data)
 
     def count(self, name: str, by: int = 1) -> None:
         self.counts[name] += by
 
-    def set_rows(self, path: Path, rows: int, blank: int = 0) -> None:
-        """For commands that count by other means than `rows`."""
-        self._seen[path].rows, self._seen[path].blank = rows, blank
+    def note_scan(self, path: Path, rows: int) -> None:
+        """How many rows DuckDB found, which our reader must find too."""
+        self._read[path].rows = rows
+        self._scanned[path] = rows
 
-    def set_digest(self, path: Path, digest: str) -> None:
-        self._known_digests[path] = digest
+    def note_read(self, path: Path, count: RowCount, digest: str | None) -> None:
+        """What a whole pass over an input has read."""
+        self._read[path] = count
+        if self._scanned.get(path, count.rows) != count.rows:
+            raise _changed(path)
+        if digest is not None and self._digests.setdefault(path, digest) != digest:
+            raise _changed(path)
 
-    def rows_of(self, path: Path) -> int:
-        return self._seen[path].rows
+    def watch(self, what: str) -> Callable[[float], None]:
+        """Progress of a pass of which only the share is known."""
+        total, done = sum(self.ends.values()), 0
+        self.progress.begin(what, total)
+
+        def advance(share: float) -> None:
+            nonlocal done
+            now = max(done, int(min(share, 1) * total))
+            self.progress.advance(now - done)
+            done = now
+
+        return advance
 
     @property
     def rows_in(self) -> int:
-        return sum(seen.rows for seen in self._seen.values())
+        return sum(count.rows for count in self._read.values())
 
     def _complete(self) -> None:
         manifest = self.manifest
-        self._known_digests |= zip(self._hashed, self._hashing.result(), strict=True)
+        manifest.rows_in = self.rows_in
+        manifest.rows_out = self.outputs[0].rows if self.outputs else 0
+        if blank := sum(count.blank for count in self._read.values()):
+            self.counts["blank_lines"] = blank
+        manifest.counts = dict(self.counts)
+        if not self.outputs:
+            return
         manifest.inputs = [
             InputRecord(
                 path=str(path),
-                bytes=path.stat().st_size,
-                xxh3_128=self._known_digests.get(path, ""),
-                rows=seen.rows,
+                bytes=self.ends[path],
+                xxh3_128=self._digests.get(path) or _digest(path, self.ends[path]),
+                rows=count.rows,
             )
-            for path, seen in self._seen.items()
+            for path, count in self._read.items()
         ]
-        manifest.rows_in = self.rows_in
-        manifest.rows_out = self.output.rows if self.output is not None else 0
-        if blank := sum(seen.blank for seen in self._seen.values()):
-            self.counts["blank_lines"] = blank
-        manifest.counts = dict(self.counts)
+        self._check_inputs()
+        for output, aside in reversed(list(zip(self.outputs, self._asides, strict=True))):
+            facts = output.finish()
+            manifest.output, manifest.rows_out = str(output.path), output.rows
+            manifest.output_bytes, manifest.output_xxh3_128 = facts.bytes, facts.xxh3_128
+            (aside / manifest_path(output.path).name).write_bytes(manifest.encoded())
+
+    def _check_inputs(self) -> None:
+        """Files may grow; a compressed one or Parquet may not, nor may another file take the name."""
+        for path, before in self._states.items():
+            try:
+                now = _state(path)
+            except UsageError:
+                raise _changed(path) from None
+            is_same = now.st_ino == before.st_ino and now.st_size >= before.st_size
+            if path.suffix in (".parquet", *COMPRESSED):
+                is_same &= (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+            if not is_same:
+                raise _changed(path)
+
+
+def _state(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _changed(path: Path) -> RollbookError:
+    return RollbookError(f"{path} was changed while it was read; nothing is written, try again")
+
+
+def _digest(path: Path, end: int) -> str:
+    digest = xxhash.xxh3_128()
+    for chunk in _chunks(path, end):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _chunks(path: Path, end: int) -> Iterator[bytes]:
+    with path.open("rb", buffering=0) as file:
+        while end and (chunk := file.read(min(_CHUNK, end))):
+            yield chunk
+            end -= len(chunk)
 
 
 def _refuse_to_overwrite_an_input(output: Path, inputs: Sequence[Path]) -> None:
@@ -225,12 +247,3 @@ def _refuse_foreign_manifest(output: Path) -> None:
             f"{path} belongs to {owner or 'another file'}, and {output.name} would share it; "
             "choose a name that differs before the ending"
         )
-
-
-def _digest(path: Path) -> str:
-    digest = xxhash.xxh3_128()
-    buffer = memoryview(bytearray(_HASHED_AT_ONCE))
-    with path.open("rb", buffering=0) as file:
-        while read := file.readinto(buffer):
-            digest.update(buffer[:read])
-    return digest.hexdigest()

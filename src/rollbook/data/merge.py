@@ -2,38 +2,56 @@
 
 Checked are: every line a JSON object of its own, glued or torn ones named by file and line; every key there
 once; and, where a manifest beside the files or a list of tasks says what to expect, that all of it is there.
-A file that does not end in a newline gets one. Memory does not grow with the rows.
-
-Plain files of our own rows are read once and go by blocks (`block_merge.py`). Everything else, and whatever
-the check of blocks does not like, goes row by row.
+A file that does not end in a newline gets one. DuckDB finds which rows repeat a key and where each belongs;
+our reader copies their bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
 
-from rollbook.data.block_merge import merge_blocks
-from rollbook.data.coverage import PLANS, Plan, Planned, TaskList, planned_by
+from rollbook.data.coverage import PLANS, Plan, Planned, add_tasks, planned_by
 from rollbook.data.external_sort import ExternalSort
-from rollbook.data.job import DataJob, DataManifest
-from rollbook.data.quick_check import NotQuick, can_be_quick
-from rollbook.data.repeated_keys import Pairs, RepeatedKeys
-from rollbook.data.scratch import scratch_beside
+from rollbook.data.job import DataJob
+from rollbook.data.progress import NO_PROGRESS, Progress
+from rollbook.data.rollout_table import rollout_table, rows_at
 from rollbook.errors import BadLineError, UsageError
-from rollbook.records.row_keys import ROLLOUT_INDEX, TASK_INDEX, repeat_of, row_key
-from rollbook.records.rows import Progress, Row
+from rollbook.query.connection import Kept
+from rollbook.records.datasets import DataManifest
+from rollbook.records.row_keys import ROLLOUT_INDEX, TASK_INDEX, row_key
 
 _SHOWN_DUPLICATES = 5
 _LAST = (1 << 64) - 1
 _ROW_BITS = 40
+_COLUMNS = "key, strlen(row::VARCHAR) AS bytes"
+_FOR_ORDER = "task_id, group_idx AS task_index, traj_idx AS repeat"
+_REPEATED = """
+    create table repeated as select n, first from (
+        select n, min(n) over (partition by key) as first from kept where key is not null
+    ) where n <> first
+"""
+# Of the repeated rows, those of which two plans spoke: what both promise is expected once.
+_PLANNED_TWICE = """
+    with of_files as (select file, list(plan order by plan) as plans from plans group by file)
+    select count(distinct (first, one.plans)) from repeated
+    join kept row on row.n = repeated.n join of_files one on one.file = row.file
+    join kept earlier on earlier.n = repeated.first join of_files other on other.file = earlier.file
+    where not list_has_any(one.plans, other.plans)
+"""
+_BY_INDEX = "create view placed as select n, task_index as place, repeat from taken"
+_BY_TASKS = """
+    create view placed as
+    select n, case when coalesce(repeat, 0) < {repeats} then place end as place, coalesce(repeat, 0) as repeat
+    from taken left join tasks on task_id = name
+"""
 
 
 class Duplicates(StrEnum):
-    """What to do with a key that stands in several rows."""
+    """What to do with a key that is in several rows."""
 
     ERROR = "error"
     FIRST = "first"
@@ -48,7 +66,7 @@ def merge(
     tasks: Path | None = None,
     repeats: int | None = None,
     overwrite: bool = False,
-    advance: Progress = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> DataManifest:
     """Write all rows to one file; `ordered` by task and repeat, in the order of `tasks` if that is given."""
     if repeats is not None and repeats < 1:
@@ -59,169 +77,131 @@ def merge(
         "tasks": str(tasks) if tasks else None,
         "repeats": repeats,
     }
-
-    def new_job(*, takes_digests: bool = True) -> DataJob:
-        return DataJob(
-            "merge",
-            inputs,
-            output,
-            arguments=arguments,
-            overwrite=overwrite,
-            takes_digests=takes_digests,
-            advance=advance,
-        )
-
-    job = new_job(takes_digests=False)
-    planned = planned_by(job.paths)
-    if not ordered and tasks is None and output.suffix == ".jsonl":
-        try:
-            return _merge_blocks(job, output, planned, advance)
-        except NotQuick:
-            pass
-    task_list = TaskList(tasks, repeats or planned.repeats) if tasks is not None else None
-    return _RowMerge(new_job(), planned, task_list, ordered, duplicates).write_to(output)
-
-
-def _merge_blocks(job: DataJob, output: Path, planned: Planned, advance: Progress) -> DataManifest:
-    if not can_be_quick(job.paths):
-        raise NotQuick
-    with job, scratch_beside(output) as directory:
-        merge_blocks(job, directory, advance)
-        _report_coverage(job, planned.coverage_of_keys(job.rows_in), planned)
+    columns = f"{_COLUMNS}, {_FOR_ORDER}" if ordered or tasks is not None else _COLUMNS
+    with (
+        DataJob("merge", inputs, output, arguments=arguments, overwrite=overwrite, progress=progress) as job,
+        rollout_table(job, columns) as table,
+    ):
+        planned = planned_by(job.paths)
+        dropped = _drop_repeated(job, table, duplicates)
+        if tasks is None:
+            _report_planned(job, table, planned, dropped)
+        else:
+            _report_tasks(job, table, tasks, repeats or planned.repeats)
+        if ordered:
+            _write_ordered(job, table, by_index=tasks is None)
+        elif dropped:
+            for _, row in rows_at(job, table.numbers("select n from taken")):
+                job.write(row.data)
+        else:
+            _copy(job, table)
     return job.manifest
 
 
-class _RowMerge:
-    """Row by row, twice: once to check them all, once to write."""
-
-    def __init__(
-        self,
-        job: DataJob,
-        planned: Planned,
-        tasks: TaskList | None,
-        ordered: bool,
-        duplicates: Duplicates,
-    ) -> None:
-        self._job, self._planned, self._tasks = job, planned, tasks
-        self._ordered, self._duplicates = ordered, duplicates
-
-    def write_to(self, output: Path) -> DataManifest:
-        job = self._job
-        with job, scratch_beside(output) as directory:
-            repeated = self._check(directory)
-            if len(repeated) and self._duplicates is Duplicates.ERROR:
-                raise self._name(repeated)
-            if len(repeated):
-                job.count("duplicates_dropped", len(repeated))
-            if self._ordered:
-                self._write_ordered(repeated, directory)
-            else:
-                for _, row in self._kept(repeated):
-                    if self._tasks is not None:
-                        self._place(row)
-                    job.write(row.data)
-            if self._tasks is not None:
-                _report_coverage(job, self._tasks.coverage(), None)
-            else:
-                ok = job.rows_in - len(repeated)
-                coverage = self._planned.coverage_of_keys(ok, self._planned_twice(repeated))
-                _report_coverage(job, coverage, self._planned)
-        return job.manifest
-
-    def _check(self, directory: Path) -> Pairs:
-        keys = RepeatedKeys(directory)
-        without = 0
-        for row in self._job.rows():
-            key = row_key(row.value())
-            without += key is None
-            keys.add(key)
-        if without:
-            self._job.count("rows_without_key", without)
-        return keys.pairs()
-
-    def _planned_twice(self, repeated: Pairs) -> int:
-        """Of the repeated rows, those of which two plans spoke: what both promise is expected once."""
-        ends = np.cumsum([self._job.rows_of(path) for path in self._job.paths])
-        plans = [frozenset(plans) for plans in self._planned.plans]
-        names = list(dict.fromkeys(plans))
-        apart = np.array([[not one & other for other in names] for one in names])
-        name_of_file = np.array([names.index(plan) for plan in plans])
-        found = name_of_file[np.searchsorted(ends, repeated, side="right")]
-        others = np.column_stack([repeated[:, 1], found[:, 0]])[apart[found[:, 0], found[:, 1]]]
-        return len(np.unique(others, axis=0))
-
-    def _kept(self, repeated: Pairs) -> Iterator[tuple[int, Row]]:
-        """The rows with their numbers, without those that repeat an earlier one."""
-        dropped = iter(repeated[:, 0].tolist())
-        next_dropped = next(dropped, None)
-        for number, row in enumerate(self._job.rows()):
-            if number == next_dropped:
-                next_dropped = next(dropped, None)
-            else:
-                yield number, row
-
-    def _place(self, row: Row) -> tuple[int, int] | None:
-        assert self._tasks is not None
-        place = self._tasks.place_of(row.value())
-        if place is None:
-            self._job.count("not_in_tasks")
-        else:
-            self._tasks.mark(place)
-        return place
-
-    def _write_ordered(self, repeated: Pairs, directory: Path) -> None:
-        rows = ExternalSort(directory)
-        for number, row in self._kept(repeated):
-            place = _own_place(row) if self._tasks is None else self._place(row)
-            task, repeat = (_LAST, 0) if place is None else place
-            rows.add(task, (repeat << _ROW_BITS) + number, row.data)
-        before = None
-        for task, second, data in rows.ordered():
-            place = task, second >> _ROW_BITS
-            if place == before and task != _LAST:
-                self._job.count("sharing_an_index")
-            before = place
-            self._job.write(data)
-
-    def _name(self, repeated: Pairs) -> BadLineError:
-        """Both places of the first few keys that stand twice."""
-        shown = repeated[:_SHOWN_DUPLICATES].tolist()
-        wanted = {number for pair in shown for number in pair}
-        rows = {number: row for number, row in enumerate(self._job.rows()) if number in wanted}
-        texts = []
-        for later, first in shown:
-            earlier = f"{rows[first].path}:{rows[first].number}"
-            texts.append(f"the key {row_key(rows[later].value())!r} stands at {earlier} already")
-        others = [
-            f"\n  {rows[later].path}:{rows[later].number}: {text}"
-            for (later, _), text in zip(shown[1:], texts[1:], strict=True)
-        ]
-        more = f"\n  ... and {len(repeated) - len(shown)} more" if len(repeated) > len(shown) else ""
-        why = texts[0] + "".join(others) + more + "\nkeep the first of each with --duplicates first"
-        return rows[shown[0][0]].error(why)
+def _drop_repeated(job: DataJob, table: Kept, duplicates: Duplicates) -> int:
+    """The view `taken` is what is left; returns how many rows repeat the key of an earlier one."""
+    without_key, repeated = table.one(
+        "select count(*) - count(key), count(key) - count(distinct key) from kept"
+    )
+    if without_key:
+        job.count("rows_without_key", without_key)
+    if not repeated:
+        table.run("create view taken as from kept")
+        return 0
+    table.run(_REPEATED)
+    if duplicates is Duplicates.ERROR:
+        raise _duplicate_keys(job, table, repeated)
+    job.count("duplicates_dropped", repeated)
+    table.run("create view taken as from kept anti join repeated using (n)")
+    return int(repeated)
 
 
-def _own_place(row: Row) -> tuple[int, int]:
-    value = row.value()
-    index = value.get(TASK_INDEX)
-    if not isinstance(index, int) or index < 0:
-        raise row.error(f"no {TASK_INDEX} to order by; name the list of tasks with --tasks FILE")
-    repeat = repeat_of(value)
-    if repeat is None:
-        raise row.error(f"no {ROLLOUT_INDEX} to order by; name the list of tasks with --tasks FILE")
-    return index, repeat
+def _duplicate_keys(job: DataJob, table: Kept, repeated: int) -> BadLineError:
+    """Names both places of the first few keys that are there twice."""
+    shown = list(table.ask("select n, first from repeated order by n limit ?", [_SHOWN_DUPLICATES]))
+    rows = dict(rows_at(job, np.unique(np.array(shown))))
+    texts = []
+    for later, first in shown:
+        earlier = f"{rows[first].path}:{rows[first].number}"
+        texts.append(f"duplicate key {row_key(rows[later].value())!r}, first seen at {earlier}")
+    others = [
+        f"\n  {rows[later].path}:{rows[later].number}: {text}"
+        for (later, _), text in zip(shown[1:], texts[1:], strict=True)
+    ]
+    more = f"\n  ... and {repeated - len(shown)} more" if repeated > len(shown) else ""
+    why = texts[0] + "".join(others) + more + "\nkeep the first of each with --duplicates first"
+    return rows[shown[0][0]].error(why)
 
 
-def _report_coverage(job: DataJob, coverage: dict[str, int], planned: Planned | None) -> None:
+def _report_planned(job: DataJob, table: Kept, planned: Planned, dropped: int) -> None:
+    """What the manifests of the files promise; nothing unless each of them has one."""
+    twice = 0
+    if dropped and not planned.without:
+        pairs = [(str(path.absolute()), name) for path, plans in planned.plans.items() for name in plans]
+        files, names = np.array(pairs, dtype=object).T
+        table.add("plans", file=files.copy(), plan=names.copy())
+        twice = table.one(_PLANNED_TWICE)[0]
+    coverage = planned.coverage_of_keys(job.rows_in - dropped, twice)
     job.manifest.coverage = coverage
-    if planned is not None and not planned.without:
-        once = planned.once
-        if sum(plan.rollouts for plan in once.values()) != coverage["expected"]:  # they overlap
-            once = {
-                str(job.manifest.output): Plan(
-                    sum(plan.tasks for plan in once.values()), coverage["expected"]
-                )
-            }
-        job.manifest.details[PLANS] = once
-    if planned is not None and planned.without and len(planned.without) < len(job.paths):
+    if coverage:
+        plans = planned.distinct
+        if sum(plan.rollouts for plan in plans.values()) != coverage["expected"]:  # they overlap
+            tasks = sum(plan.tasks for plan in plans.values())
+            plans = {str(job.manifest.output): Plan(tasks, coverage["expected"])}
+        job.manifest.details[PLANS] = plans
+    elif len(planned.without) < len(job.paths):
         job.manifest.details["without_manifest"] = [str(path) for path in planned.without]
+
+
+def _report_tasks(job: DataJob, table: Kept, tasks: Path, repeats: int) -> None:
+    expected = add_tasks(table, tasks) * repeats
+    table.run(_BY_TASKS.format(repeats=repeats))
+    count = "count(*) - count(place), count(distinct (place, repeat)) filter (place is not null)"
+    others, ok = table.one(f"select {count} from placed")
+    if others:
+        job.count("not_in_tasks", others)
+    job.manifest.coverage = {"expected": expected, "ok": ok, "missing": expected - ok}
+
+
+def _write_ordered(job: DataJob, table: Kept, *, by_index: bool) -> None:
+    """By task and repeat; rows of no task come last, in the order in which they are."""
+    if by_index:
+        _refuse_without_index(job, table)
+        table.run(_BY_INDEX)
+    sharing = "select count(place) - count(distinct (place, repeat)) filter (place is not null) from placed"
+    if count := table.one(sharing)[0]:
+        job.count("sharing_an_index", count)
+    rows = ExternalSort(job.scratch)
+    places = table.ask("select place, repeat from placed order by n")
+    for (number, row), (place, repeat) in zip(
+        rows_at(job, table.numbers("select n from taken")), places, strict=True
+    ):
+        first, second = (_LAST, 0) if place is None else (place, repeat)
+        rows.add(first, (second << _ROW_BITS) + number, row.data)
+    for _, _, data in rows.ordered():
+        job.write(data)
+
+
+def _refuse_without_index(job: DataJob, table: Kept) -> None:
+    question = "select n, coalesce(task_index, -1) < 0 from taken where task_index is null or task_index < 0"
+    for number, no_index in table.ask(f"{question} or repeat is null order by n limit 1"):
+        [(_, row)] = rows_at(job, np.array([number]))
+        name = TASK_INDEX if no_index else ROLLOUT_INDEX
+        raise row.error(f"no {name} to order by; name the list of tasks with --tasks FILE")
+
+
+def _copy(job: DataJob, table: Kept) -> None:
+    """All rows as they are: whole files at once, where nothing but rows and newlines is in them."""
+    job.progress.begin("copying", sum(job.ends.values()))
+    sizes = {
+        file: (rows, size)
+        for file, rows, size in table.ask("select file, count(*), sum(bytes + 1) from kept group by file")
+    }
+    for path in job.paths:
+        rows, size = sizes.get(str(path.absolute()), (0, 0))
+        is_plain = path.suffix in (".jsonl", ".ndjson")
+        if is_plain and size - job.ends[path] in (0, 1):
+            job.copy(path, rows)
+        else:
+            for row in job.rows_of(path):
+                job.write(row.data)

@@ -9,18 +9,20 @@ rows is an error until a policy is named.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 
-from rollbook.data.external_sort import ExternalSort
-from rollbook.data.job import DataJob, DataManifest
-from rollbook.data.row_index import Found, RowIndex
-from rollbook.data.scratch import scratch_beside
+from rollbook.data.external_sort import shuffled
+from rollbook.data.job import DataJob
+from rollbook.data.places import RowPlaces, permutation
+from rollbook.data.progress import NO_PROGRESS, Progress
 from rollbook.data.shares import Shortfall, Source, parse_sources, plan_counts
-from rollbook.data.shuffle import chosen_blocks, numbers_of, row_blocks, stream
-from rollbook.records.rows import Progress
+from rollbook.records.datasets import DataManifest
+from rollbook.records.rows import Row
 from rollbook.runs.resolve import Inputs, find_inputs
 
 
@@ -33,68 +35,64 @@ def mix(
     shortfall: Shortfall = Shortfall.ERROR,
     source_key: str = "source",
     overwrite: bool = False,
-    advance: Progress = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> DataManifest:
     """Write the mix of `name=path[,path...]:share` sources; without a total, as large as the shares allow."""
     parsed = parse_sources(sources)
     found = {source.name: find_inputs(source.words) for source in parsed}
     paths = {path.resolve(): path for inputs in found.values() for path in inputs.paths}
-    arguments = {"sources": list(sources), "total": total, "shortfall": shortfall, "source_key": source_key}
     skipped = [file for inputs in found.values() for file in inputs.skipped]
-    every = Inputs(list(paths.values()), skipped)
-    job = DataJob("mix", every, output, arguments=arguments, seed=seed, overwrite=overwrite)
-    with job, scratch_beside(output) as directory:
-        indexes = {
-            name: RowIndex([paths[path.resolve()] for path in inputs.paths], directory, advance)
-            for name, inputs in found.items()
-        }
-        counts = plan_counts(parsed, [indexes[source.name].rows for source in parsed], total, shortfall)
-        shuffled = ExternalSort(directory)
-        taken = 0
-        for source, count in zip(parsed, counts, strict=True):
-            index = indexes[source.name]
-            for place, row in _sampled(source, index, count, seed):
-                shuffled.add(place, taken, _with_source(row, source_key, source.name, index))
-                taken += 1
-            if count > index.rows:
-                job.count("repeated", count - index.rows)
-            for file in index.files:
-                job.set_rows(file.path, file.rows, file.blank)
-        for _, _, data in shuffled.ordered():
-            job.write(data)
-        job.manifest.details["sources"] = [
-            _report(source, indexes[source.name].rows, count)
-            for source, count in zip(parsed, counts, strict=True)
+    arguments = {"sources": list(sources), "total": total, "shortfall": shortfall, "source_key": source_key}
+    with DataJob(
+        "mix",
+        Inputs(list(paths.values()), skipped),
+        output,
+        arguments=arguments,
+        seed=seed,
+        overwrite=overwrite,
+        progress=progress,
+    ) as job:
+        places = [
+            RowPlaces(job, [paths[path.resolve()] for path in found[source.name].paths]) for source in parsed
         ]
+        counts = plan_counts(parsed, [source.rows for source in places], total, shortfall)
+        rows = chain.from_iterable(
+            _sampled(source.name, of, count, seed, source_key)
+            for source, of, count in zip(parsed, places, counts, strict=True)
+        )
+        for data in shuffled(job.scratch, rows, permutation(sum(counts), seed, "order")):
+            job.write(data)
+        if repeated := sum(max(0, count - of.rows) for of, count in zip(places, counts, strict=True)):
+            job.count("repeated", repeated)
         if total is not None and sum(counts) < total:
             job.count("short_of_total", total - sum(counts))
+        job.manifest.details["sources"] = [
+            _report(source, of.rows, count) for source, of, count in zip(parsed, places, counts, strict=True)
+        ]
     return job.manifest
 
 
-def _sampled(source: Source, index: RowIndex, count: int, seed: int) -> Iterator[tuple[int, Found]]:
-    """The rows of a source's sample, each with its random place in the mix.
-
-    More rows than there are is every row, over and over, and a sample for the rest.
-    """
-    whole_passes, rest = divmod(count, index.rows)
-    sample = chosen_blocks(stream(seed, source.name, "sample"), index.rows, rest)
-    for turn in range(whole_passes + 1):
-        order = stream(seed, source.name, "order", str(turn))
-        for block in row_blocks(index.rows) if turn < whole_passes else sample:
-            yield from zip(numbers_of(order, block).tolist(), index.read([block]), strict=True)
+def _sampled(name: str, places: RowPlaces, count: int, seed: int, source_key: str) -> Iterator[bytes]:
+    """A source's part of the mix: where it asks for more rows than there are, all of them again and again."""
+    whole_passes, rest = divmod(count, places.rows)
+    everything = np.arange(places.rows)
+    sample = np.sort(permutation(places.rows, seed, name, "sample")[:rest])
+    for numbers in [*[everything] * whole_passes, sample]:
+        for row in places.read(numbers):
+            yield _with_source(row, source_key, name)
 
 
-def _with_source(row: Found, key: str, name: str, index: RowIndex) -> bytes:
-    """The row's own bytes with one field more at the end; our keys stay in front."""
-    if key in row.value:
-        if row.value[key] == name:
+def _with_source(row: Row, key: str, name: str) -> bytes:
+    """The row's own bytes with one more field at the end; our keys stay in front."""
+    value = row.value()
+    if key in value:
+        if value[key] == name:
             return row.data
-        raise index.refuse(
-            row.number,
-            f"has a {key!r} of its own, {row.value[key]!r}; name another field with --source-key",
+        raise row.error(
+            f"has a {key!r} of its own, {value[key]!r}; name another field with --source-key",
         )
     field = orjson.dumps({key: name})[1:]
-    return row.data.rstrip()[:-1] + (b"," if row.value else b"") + field
+    return row.data.rstrip()[:-1] + (b"," if value else b"") + field
 
 
 def _report(source: Source, available: int, taken: int) -> dict[str, Any]:

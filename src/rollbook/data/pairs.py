@@ -17,7 +17,7 @@ import orjson
 import xxhash
 
 from rollbook.data.external_sort import ExternalSort
-from rollbook.data.job import DataJob, DataManifest
+from rollbook.data.job import DataJob
 from rollbook.data.llamafactory import (
     DatasetEntry,
     Unsuitable,
@@ -25,14 +25,14 @@ from rollbook.data.llamafactory import (
     preference_row,
     refuse_unreadable,
 )
+from rollbook.data.progress import NO_PROGRESS, Progress
 from rollbook.data.rollout_table import rollout_table, rows_at
 from rollbook.data.rollouts import Exchange, Unusable, exchange_of, reward_of
-from rollbook.data.scratch import scratch_beside
 from rollbook.query.connection import Kept
+from rollbook.records.datasets import DataManifest
 from rollbook.records.row_keys import task_of
-from rollbook.records.rows import Progress, Row
+from rollbook.records.rows import Row
 
-PASSES_OVER_INPUT = 2
 Format = Literal["trl", "llamafactory"]
 _HELD = 100_000  # hashes that are handed over at once
 _PAIRS = """
@@ -75,22 +75,21 @@ def pairs(
     as_format: Format = "trl",
     keep_truncated: bool = False,
     overwrite: bool = False,
-    advance: Progress = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> DataManifest:
     if as_format == "llamafactory":
         refuse_unreadable(output)
     arguments = {"min_gap": min_gap, "per_task": per_task, "format": as_format}
     arguments |= {"keep_truncated": keep_truncated}
     with (
-        DataJob("pairs", inputs, output, arguments=arguments, overwrite=overwrite, advance=advance) as job,
-        scratch_beside(output) as scratch,
-        rollout_table(job, scratch) as table,
+        DataJob("pairs", inputs, output, arguments=arguments, overwrite=overwrite, progress=progress) as job,
+        rollout_table(job) as table,
     ):
         usable = "reward is not null and (not truncated or ?)"
         numbers = table.numbers(f"select n from kept where {usable}", [keep_truncated])
         _add_hashes(job, rows_at(job, numbers), table, as_format)
         table.run(_PAIRS, [min_gap, per_task])
-        for better, worse in _contents(job, table, scratch):
+        for better, worse in _contents(job, table):
             _write_pair(job, better.value(), worse.value(), as_format)
         _count(job, table, keep_truncated)
     if as_format == "llamafactory":
@@ -129,11 +128,11 @@ def _exchange(value: dict[str, Any], as_format: Format) -> Exchange:
     return exchange
 
 
-def _contents(job: DataJob, table: Kept, scratch: Path) -> Iterator[tuple[Row, Row]]:
+def _contents(job: DataJob, table: Kept) -> Iterator[tuple[Row, Row]]:
     """Both rows of every pair, in the order of the better ones in the dataset."""
     sides = [table.numbers(f"select {side} from pairs order by chosen") for side in ("chosen", "rejected")]
     numbers, count = np.concatenate(sides), len(sides[0])
-    rows = ExternalSort(scratch)
+    rows = ExternalSort(job.scratch)
     for place, (_, row) in zip(np.argsort(numbers).tolist(), rows_at(job, numbers), strict=True):
         rows.add(place % count, place // count, row.data)
     ordered = (Row(data, job.paths[0], 0) for _, _, data in rows.ordered())

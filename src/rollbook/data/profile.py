@@ -18,15 +18,14 @@ import numpy as np
 import orjson
 
 from rollbook.data.coverage import Planned, planned_by
-from rollbook.data.job import DataJob, DataManifest
+from rollbook.data.job import DataJob
+from rollbook.data.progress import NO_PROGRESS, Progress
 from rollbook.data.rollout_table import rollout_table, rows_at, task_fields
-from rollbook.data.scratch import scratch_beside
 from rollbook.errors import UsageError
 from rollbook.query.connection import Kept
+from rollbook.records.datasets import DataManifest
 from rollbook.records.row_keys import TASK_INDEX
-from rollbook.records.rows import Progress
 
-PASSES_OVER_INPUT = 2
 PROFILES = """
     select
         task_id, min(n) as first, min(task_index), count(*), count(reward),
@@ -101,14 +100,15 @@ def profile(
     ks: Sequence[int] = (),
     band: Band | None = None,
     overwrite: bool = False,
-    advance: Progress = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> DataManifest:
     """One line per task; with a band, only of the tasks whose pass rate is in it."""
     arguments = {"pass_reward": pass_reward, "k": list(ks), "band": list(band) if band else None}
     with (
-        DataJob("profile", inputs, output, arguments=arguments, overwrite=overwrite, advance=advance) as job,
-        scratch_beside(output) as scratch,
-        rollout_table(job, scratch) as table,
+        DataJob(
+            "profile", inputs, output, arguments=arguments, overwrite=overwrite, progress=progress
+        ) as job,
+        rollout_table(job) as table,
     ):
         planned = planned_by(job.paths)
         ks = ks or _powers_of_two(table)

@@ -18,14 +18,16 @@ from typing import Any
 
 import orjson
 
-from rollbook.data.job import DataJob, DataManifest
+from rollbook.data.job import DataJob
+from rollbook.data.progress import NO_PROGRESS, Progress
 from rollbook.data.rollouts import reward_of, stored_reply
 from rollbook.envs.agents import EnvironmentAgent
 from rollbook.envs.source import EnvironmentSource
 from rollbook.errors import RollbookError, UsageError
 from rollbook.policies.conversion import text_of, to_chat
+from rollbook.records.datasets import DataManifest
 from rollbook.records.row_keys import KEY, METRICS, STEPS, repeat_of, task_of
-from rollbook.records.rows import Progress, Row
+from rollbook.records.rows import Row
 from rollbook.rollouts.types import Completion, Episode, FailureKind, Message, Request, RolloutFailure, Task
 
 OLD_REWARD, OLD_METRICS, _ERROR = "reward_before", "metrics_before", "reverify_error"
@@ -43,12 +45,12 @@ def reverify(
     force: bool = False,
     pass_reward: float = 1.0,
     overwrite: bool = False,
-    advance: Progress = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> DataManifest:
     """`env` is the environment of a config: its name and settings."""
     source = _grader(env, force)
     with DataJob(
-        "reverify", inputs, output, arguments={"env": dict(env)}, overwrite=overwrite, advance=advance
+        "reverify", inputs, output, arguments={"env": dict(env)}, overwrite=overwrite, progress=progress
     ) as job:
         changes = _Changes(pass_reward)
         asyncio.run(_grade_and_close(job, source, changes))

@@ -14,15 +14,14 @@ from typing import Any
 import orjson
 
 from rollbook.data.coverage import add_tasks
-from rollbook.data.job import DataJob, DataManifest
+from rollbook.data.job import DataJob
 from rollbook.data.profile import PROFILES, Band, TaskProfile
+from rollbook.data.progress import NO_PROGRESS, Progress
 from rollbook.data.rollout_table import rollout_table, rows_at, task_fields
-from rollbook.data.scratch import scratch_beside
 from rollbook.errors import UsageError
 from rollbook.query.connection import Kept
-from rollbook.records.rows import Progress, read_rows
-
-PASSES_OVER_INPUT = 2
+from rollbook.records.datasets import DataManifest
+from rollbook.records.rows import read_rows
 
 
 def rl(
@@ -33,14 +32,13 @@ def rl(
     pass_reward: float = 1.0,
     band: Band | None = None,
     overwrite: bool = False,
-    advance: Progress = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> DataManifest:
     arguments: dict[str, Any] = {"tasks": str(tasks) if tasks else None, "pass_reward": pass_reward}
     arguments["band"] = list(band) if band else None
     with (
-        DataJob("rl", inputs, output, arguments=arguments, overwrite=overwrite, advance=advance) as job,
-        scratch_beside(output) as scratch,
-        rollout_table(job, scratch) as table,
+        DataJob("rl", inputs, output, arguments=arguments, overwrite=overwrite, progress=progress) as job,
+        rollout_table(job) as table,
     ):
         if tasks is None:
             profiles = table.ask(f"{PROFILES} order by first", [pass_reward])

@@ -7,13 +7,14 @@ and `rows_at` reads those.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from rollbook.data.job import DataJob
+from rollbook.errors import RollbookError
 from rollbook.query.connection import Kept
 from rollbook.query.session import Session
 from rollbook.query.sql import literal
@@ -21,6 +22,7 @@ from rollbook.records.row_keys import KEY, METRICS, ROLLOUT_INDEX, STEPS
 from rollbook.records.rows import Row, read_rows
 from rollbook.runs.resolve import rows_of
 
+T = TypeVar("T")
 ROLLOUTS = "task_id, group_idx as task_index, reward, input_tokens, output_tokens, truncated"
 # Of a row of a collection what belongs to the rollout; the names of metrics stand in the row.
 _OF_ROLLOUTS = frozenset(
@@ -36,12 +38,17 @@ _SORTED = """
 """
 
 
-def rollout_table(job: DataJob, scratch: Path, columns: str = ROLLOUTS) -> Kept:
-    """The table `kept`: these columns of the view `rollouts`, the row's number `n`, and its `file`."""
+def rollout_table(job: DataJob, columns: str = ROLLOUTS, *, numbered: bool = False) -> Kept:
+    """The table `kept`: these columns of the view `rollouts`, the row's number `n`, and its `file`.
+
+    `numbered`: the columns may do what does not keep the order of rows, such as a join.
+    """
     paths = {str(path.absolute()): path for path in job.paths}
-    session = Session(rows_of(job.ends), scratch=scratch)
-    files = f"file::ENUM({', '.join(map(literal, paths))}) as file"
-    table = session.keep(f"SELECT {columns}, {files} FROM rollouts", "scanned")
+    watch = job.watch("scanning")
+    session = Session(rows_of(job.ends), scratch=job.scratch, watch=watch, numbered=numbered)
+    files = f"file::ENUM({', '.join(map(literal, paths))}) AS file"
+    order = " ORDER BY _n" if numbered else ""
+    table = session.keep(f"SELECT {columns}, {files} FROM rollouts{order}", "scanned")
     # Within a file rows are in order, but DuckDB may begin with a later file before an earlier one, and it
     # reads what was appended since the job began.
     counts: dict[str, int] = {}
@@ -55,7 +62,8 @@ def rollout_table(job: DataJob, scratch: Path, columns: str = ROLLOUTS) -> Kept:
         table.run(_SORTED.format(rows=f"case file {cases} end"))
     table.run("create view kept as select rowid as n, * from scanned")
     for file, path in paths.items():
-        job.set_rows(path, counts.get(file, 0))
+        job.note_scan(path, counts.get(file, 0))
+    watch(1)
     return table
 
 
@@ -73,6 +81,16 @@ def rows_at(job: DataJob, numbers: np.ndarray[Any, Any]) -> Iterator[tuple[int, 
         if number == following:
             yield number, row
             following = next(wanted, None)
+
+
+def rows_with(job: DataJob, values: Iterable[T]) -> Iterator[tuple[Row, T]]:
+    """Every row with its value, which come in the same order."""
+    try:
+        yield from zip(job.rows(), values, strict=True)
+    except ValueError as error:
+        raise RollbookError(
+            "a file was changed while it was read, and nothing is written; try again"
+        ) from error
 
 
 def task_fields(row: Row) -> dict[str, Any]:

@@ -1,26 +1,30 @@
 """A uniform sample of rows, or of whole tasks, in the order of the input.
 
-Which rows are taken depends on the seed and on where they stand, nothing else; which tasks, on the seed and
+Which rows are taken depends on the seed and on how many there are, nothing else; which tasks, on the seed and
 their names, so a task's repeats come all or not at all. Rows are copied byte by byte.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 
-from rollbook.data.external_sort import ExternalSort
-from rollbook.data.job import DataJob, DataManifest
-from rollbook.data.row_index import RowIndex
-from rollbook.data.scratch import scratch_beside
-from rollbook.data.shuffle import BLOCK, Words, chosen_blocks, numbers_of, stream
+from rollbook.data.external_sort import shuffled
+from rollbook.data.job import DataJob
+from rollbook.data.places import Ints, RowPlaces, permutation
+from rollbook.data.progress import NO_PROGRESS, Progress
+from rollbook.data.rollout_table import rollout_table, rows_at
 from rollbook.errors import UsageError
-from rollbook.records.row_keys import task_of
-from rollbook.records.rows import Progress
+from rollbook.records.datasets import DataManifest
+from rollbook.records.rows import Row
+
+_TASKS = """
+    create table tasks as select task_id, row_number() over (order by task_id) - 1 as place
+    from (select distinct task_id from kept)
+"""
 
 
 def sample(
@@ -33,21 +37,25 @@ def sample(
     shuffle: bool = False,
     seed: int = 0,
     overwrite: bool = False,
-    advance: Progress = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> DataManifest:
     """Write `count` rows, or a `fraction` of them; with `by_task`, of tasks with all their rows."""
     _check_size(count, fraction)
     arguments = {"count": count, "fraction": fraction, "by_task": by_task, "shuffle": shuffle}
-    job = DataJob(
-        "sample", inputs, output, arguments=arguments, seed=seed, overwrite=overwrite, advance=advance
-    )
-    with job, scratch_beside(output) as directory:
+    with DataJob(
+        "sample", inputs, output, arguments=arguments, seed=seed, overwrite=overwrite, progress=progress
+    ) as job:
         if by_task:
-            chosen = _rows_of_tasks(job, directory, count, fraction, seed)
+            numbers = _rows_of_tasks(job, count, fraction, seed)
+            rows: Iterator[Row] = (row for _, row in rows_at(job, numbers))
         else:
-            chosen = _rows(job, directory, advance, count, fraction, seed)
+            places = RowPlaces(job, job.paths)
+            wanted = _how_many(count, fraction, places.rows, "rows")
+            numbers = np.sort(permutation(places.rows, seed, "sample")[:wanted])
+            rows = places.read(numbers)
+        chosen: Iterator[bytes] = (row.data for row in rows)
         if shuffle:
-            chosen = _shuffled(chosen, directory, stream(seed, "order"))
+            chosen = shuffled(job.scratch, chosen, permutation(len(numbers), seed, "order"))
         for data in chosen:
             job.write(data)
     return job.manifest
@@ -70,58 +78,12 @@ def _how_many(count: int | None, fraction: float | None, available: int, what: s
     return count
 
 
-def _rows(
-    job: DataJob, directory: Path, advance: Progress, count: int | None, fraction: float | None, seed: int
-) -> Iterator[bytes]:
-    index = RowIndex(job.paths, directory, advance)
-    for file in index.files:
-        job.set_rows(file.path, file.rows, file.blank)
-    wanted = _how_many(count, fraction, index.rows, "rows")
-    return (row.data for row in index.read(chosen_blocks(stream(seed, "sample"), index.rows, wanted)))
-
-
-def _rows_of_tasks(
-    job: DataJob, directory: Path, count: int | None, fraction: float | None, seed: int
-) -> Iterator[bytes]:
-    """One pass names the tasks by hashes (eight bytes a task held, eight a row on the disk), one copies."""
-    names = directory / "tasks"
-    tasks = np.empty(0, dtype=np.uint64)
-    with names.open("xb") as file:
-        for block in _task_blocks(job):
-            block.tofile(file)
-            tasks = np.union1d(tasks, block)
-    wanted = _how_many(count, fraction, len(tasks), "tasks")
-    numbers = numbers_of(stream(seed, "sample"), tasks)
-    chosen = np.sort(tasks[np.argsort(numbers)[:wanted]])
-    job.count("tasks_in", len(tasks))
-    job.count("tasks_out", wanted)
-    return _copied(job, names, chosen)
-
-
-def _copied(job: DataJob, names: Path, chosen: Words) -> Iterator[bytes]:
-    rows = job.rows()
-    with names.open("rb") as file:
-        while len(block := np.fromfile(file, dtype=np.uint64, count=BLOCK)):
-            for is_chosen in np.isin(block, chosen).tolist():
-                row = next(rows)
-                if is_chosen:
-                    yield row.data
-
-
-def _task_blocks(job: DataJob) -> Iterator[Words]:
-    held: list[int] = []
-    for row in job.rows():
-        name = task_of(row.value()).encode(errors="surrogatepass")
-        held.append(int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little"))
-        if len(held) == BLOCK:
-            yield np.array(held, dtype=np.uint64)
-            held = []
-    yield np.array(held, dtype=np.uint64)
-
-
-def _shuffled(rows: Iterator[bytes], directory: Path, order: int) -> Iterator[bytes]:
-    sort = ExternalSort(directory)
-    for number, data in enumerate(rows):
-        [place] = numbers_of(order, np.array([number], dtype=np.uint64)).tolist()
-        sort.add(place, number, data)
-    return (data for _, _, data in sort.ordered())
+def _rows_of_tasks(job: DataJob, count: int | None, fraction: float | None, seed: int) -> Ints:
+    with rollout_table(job, "task_id") as table:
+        table.run(_TASKS)
+        (available,) = table.one("select count(*) from tasks")
+        wanted = _how_many(count, fraction, available, "tasks")
+        job.count("tasks_in", available)
+        job.count("tasks_out", wanted)
+        table.add("chosen", place=permutation(available, seed, "sample")[:wanted])
+        return table.numbers("select n from kept join tasks using (task_id) join chosen using (place)")

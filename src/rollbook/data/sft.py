@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import orjson
 
-from rollbook.data.job import DataJob, DataManifest
+from rollbook.data.job import DataJob
 from rollbook.data.llamafactory import (
     DatasetEntry,
     Unsuitable,
@@ -22,14 +22,14 @@ from rollbook.data.llamafactory import (
     list_dataset,
     refuse_unreadable,
 )
+from rollbook.data.progress import NO_PROGRESS, Progress
 from rollbook.data.rollout_table import rollout_table, rows_at
 from rollbook.data.rollouts import Unusable, exchange_of, reward_of
-from rollbook.data.scratch import scratch_beside
 from rollbook.query.connection import Kept
+from rollbook.records.datasets import DataManifest
 from rollbook.records.row_keys import KEY, task_of
-from rollbook.records.rows import Progress, Row
+from rollbook.records.rows import Row
 
-PASSES_OVER_INPUT = 2
 Format = Literal["messages", "llamafactory"]
 _GOOD = "reward >= ? and (not truncated or ?)"
 _BEST = """
@@ -49,7 +49,7 @@ def sft(
     as_format: Format = "messages",
     keep_truncated: bool = False,
     overwrite: bool = False,
-    advance: Progress = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> DataManifest:
     """`best_of` keeps that many of each task's rollouts, the highest rewards first."""
     if as_format == "llamafactory":
@@ -58,15 +58,14 @@ def sft(
     arguments = {"min_reward": min_reward, "best_of": best_of, "format": as_format}
     arguments |= {"keep_truncated": keep_truncated}
     with (
-        DataJob("sft", inputs, output, arguments=arguments, overwrite=overwrite, advance=advance) as job,
-        scratch_beside(output) as scratch,
-        rollout_table(job, scratch) as table,
+        DataJob("sft", inputs, output, arguments=arguments, overwrite=overwrite, progress=progress) as job,
+        rollout_table(job) as table,
     ):
         _count(job, table, threshold, keep_truncated)
         good = table.numbers(f"select n from kept where {_GOOD}", [threshold, keep_truncated])
         examples = _examples(job, rows_at(job, good), as_format)
         if best_of is not None:
-            examples = _best(job, examples, table, best_of, scratch)
+            examples = _best(job, examples, table, best_of)
         for _, example in examples:
             job.write(example)
     if as_format == "llamafactory":
@@ -92,11 +91,11 @@ def _examples(
 
 
 def _best(
-    job: DataJob, examples: Iterable[tuple[int, bytes]], table: Kept, best_of: int, scratch: Path
+    job: DataJob, examples: Iterable[tuple[int, bytes]], table: Kept, best_of: int
 ) -> Iterator[tuple[int, bytes]]:
     """The best examples of each task: a rollout that is none does not take the place of one that is."""
     numbers = array("q")
-    with (scratch / "examples").open("x+b") as spool:
+    with (job.scratch / "examples").open("x+b") as spool:
         for number, example in examples:
             numbers.append(number)
             spool.write(example + b"\n")

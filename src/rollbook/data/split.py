@@ -2,8 +2,7 @@
 
 Shares are exact over tasks, to the nearest whole task. Every task has a seeded hash; the tasks in the order
 of their hashes are cut at the shares, so that a task's place depends on the seed and on which tasks there
-are, and not on the order of the rows. What is held is the hash of each row, eight bytes, and rows are parsed
-once.
+are, and not on the order of the rows. What is held is the hash of each row, eight bytes.
 """
 
 from __future__ import annotations
@@ -11,21 +10,21 @@ from __future__ import annotations
 import hashlib
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import orjson
 
-from rollbook.data.expression import field_path, value_at
-from rollbook.data.job import DataJob, DataManifest
+from rollbook.data.job import DataJob
+from rollbook.data.progress import NO_PROGRESS, Progress
+from rollbook.data.rollout_table import rollout_table, rows_at, rows_with
+from rollbook.data.shares import counts_of
 from rollbook.errors import UsageError
-from rollbook.records.datasets import ENDINGS
-from rollbook.records.row_keys import task_of
-from rollbook.records.rows import Progress, Row
-
-PASSES_OVER_INPUT = 2
+from rollbook.query.connection import Kept
+from rollbook.query.sql import literal
+from rollbook.records.datasets import ENDINGS, DataManifest
+from rollbook.records.field_paths import field_path, json_path
 
 
 def split(
@@ -36,35 +35,34 @@ def split(
     by: str = "task",
     seed: int = 0,
     overwrite: bool = False,
-    advance: Progress = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> DataManifest:
     """`shares` names each part, with or without an ending; `by` is `task`, `row`, or a field."""
     _check(shares)
     outputs = [directory / (name if name.endswith(ENDINGS) else f"{name}.jsonl") for name in shares]
-    group_of = _grouping(by)
-    with DataJob(
-        "split",
-        inputs,
-        outputs[0],
-        also=outputs[1:],
-        arguments={"shares": dict(shares), "by": by},
-        seed=seed,
-        overwrite=overwrite,
-        advance=advance,
-    ) as job:
-        hashes = array("Q")
-        for number, row in enumerate(job.rows()):
-            hashes.append(_hash(group_of(number, row), seed))
+    with (
+        DataJob(
+            "split",
+            inputs,
+            outputs[0],
+            extra_outputs=outputs[1:],
+            arguments={"shares": dict(shares), "by": by},
+            seed=seed,
+            overwrite=overwrite,
+            progress=progress,
+        ) as job,
+        rollout_table(job, _group(by)) as table,
+    ):
+        hashes = array("Q", _hashes(job, table, by, seed))
         groups = np.unique(np.frombuffer(hashes, dtype=np.uint64))
-        counts = _whole(len(groups), shares, by)
+        counts = _counts(len(groups), shares, by)
         ends = np.cumsum(counts)[:-1]
         starts = groups[ends].tolist()  # the first hash of every part but the first
-        parts = [part for part in (job.output, *job.also) if part is not None]
-        for value, row in zip(hashes, job.rows(), strict=True):
-            parts[bisect_right(starts, value)].write(row.data)
+        for row, value in rows_with(job, hashes):
+            job.outputs[bisect_right(starts, value)].write(row.data)
         job.manifest.details = {
             name: {"share": share, f"{by}s" if by in ("task", "row") else "groups": count, "rows": part.rows}
-            for (name, share), count, part in zip(shares.items(), counts, parts, strict=True)
+            for (name, share), count, part in zip(shares.items(), counts, job.outputs, strict=True)
         }
     return job.manifest
 
@@ -100,22 +98,20 @@ def _check(shares: Mapping[str, float]) -> None:
         raise UsageError(f"the shares add up to {sum(shares.values()):g}, not to 1")
 
 
-def _grouping(by: str) -> Callable[[int, Row], bytes]:
-    if by == "task":
-        return lambda _, row: task_of(row.value()).encode(errors="surrogatepass")
-    if by == "row":
-        return lambda number, row: str(number).encode() if row.value() is not None else b""
-    path = field_path(by)
+def _group(by: str) -> str:
+    """The column by which rows stay together; null for a row that has none."""
+    if by in ("task", "row"):
+        return "task_id AS part" if by == "task" else "'' AS part"
+    return f"nullif((row->{literal(json_path(field_path(by)))})::VARCHAR, 'null') AS part"
 
-    def field(_: int, row: Row) -> bytes:
-        found: Any = value_at(row.value(), path)
-        if found is None:
-            raise row.error(
-                f"no {by}, which the split is by; `data filter --where 'has({by})'` leaves it out"
-            )
-        return orjson.dumps(found, option=orjson.OPT_SORT_KEYS)
 
-    return field
+def _hashes(job: DataJob, table: Kept, by: str, seed: int) -> Iterator[int]:
+    for number, part in table.ask("select n, part from kept order by n"):
+        if part is None:
+            [(_, row)] = rows_at(job, np.array([number]))
+            hint = f"`data filter --where 'row.{by} is not null'` leaves it out"
+            raise row.error(f"no {by}, which the split is by; {hint}")
+        yield _hash(part.encode(errors="surrogatepass") if by != "row" else b"%d" % number, seed)
 
 
 def _hash(group: bytes, seed: int) -> int:
@@ -123,15 +119,12 @@ def _hash(group: bytes, seed: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _whole(groups: int, shares: Mapping[str, float], by: str) -> list[int]:
-    """Whole numbers that add up, each within one of its share: the largest remainders are rounded up."""
+def _counts(groups: int, shares: Mapping[str, float], by: str) -> list[int]:
+    """How many groups go to each part, within one of its share."""
     if not groups:
         raise UsageError("there are no rows to split")
-    wanted = [groups * share for share in shares.values()]
-    counts = [int(share) for share in wanted]
-    by_remainder = sorted(range(len(wanted)), key=lambda part: counts[part] - wanted[part])
-    for part in by_remainder[: groups - sum(counts)]:
-        counts[part] += 1
+    exact = [Fraction(str(share)) for share in shares.values()]
+    counts = counts_of(groups, [share / sum(exact) for share in exact])
     for (name, share), count in zip(shares.items(), counts, strict=True):
         if count == 0:
             kind = by if by in ("task", "row") else f"{by} value"

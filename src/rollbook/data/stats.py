@@ -14,6 +14,8 @@ from pathlib import Path
 import msgspec
 
 from rollbook.data.coverage import planned_by
+from rollbook.data.job import DataJob
+from rollbook.data.progress import NO_PROGRESS, Progress
 from rollbook.query.connection import Kept
 from rollbook.query.session import Session
 from rollbook.query.sql import literal
@@ -21,8 +23,8 @@ from rollbook.records.datasets import side_file
 from rollbook.records.field_paths import FieldPath, field_path, field_text, json_path
 from rollbook.records.numbers import sql_number
 from rollbook.records.row_keys import KEY, PROMPTS, TASK_INDEX
-from rollbook.records.rows import Progress, read_rows
-from rollbook.runs.resolve import Sources, find_inputs, rows_of
+from rollbook.records.rows import read_rows
+from rollbook.runs.resolve import Inputs, find_inputs, rows_of
 
 QUANTILES = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 _EXACT = 5_000_000
@@ -69,56 +71,60 @@ class DataStats(msgspec.Struct, kw_only=True):
 
 
 def stats(
-    inputs: Sequence[str | Path], *, fields: Sequence[str] = (), progress: Progress = lambda _: None
+    inputs: Sequence[str | Path], *, fields: Sequence[str] = (), progress: Progress = NO_PROGRESS
 ) -> DataStats:
     """Without `fields`: the reward, the top-level numbers and the token counts."""
     found = find_inputs(inputs)
-    files = rows_of({path: path.stat().st_size for path in found.paths})
-    paths = [field_path(text) for text in fields] or _number_fields(Session(files))
-    with _numbers(files, paths) as table:
-        rows, tasks, without_task = table.one(
-            "select count(*), count(distinct task), count(*) filter (task is null) from numbers"
-        )
-        is_exact = rows <= _EXACT
-        described = [_describe(table, place, field_text(path), is_exact) for place, path in enumerate(paths)]
-        rewards = [place for place, path in enumerate(paths) if list(path) == ["reward"]]
-        planned = planned_by(found.paths)
-        return DataStats(
-            inputs=[str(path) for path in found.paths],
-            left_out={str(path): why for path, why in found.skipped},
-            rows=rows,
-            tasks=tasks,
-            rows_without_task=without_task,
-            rows_per_task=_rows_per_task(table),
-            fields=described,
-            quantiles="exact" if is_exact else "approximate",
-            stop_reasons=_stop_reasons(table),
-            reward_histogram=_histogram(table, rewards[0], described[rewards[0]]) if rewards else None,
-            coverage=planned.coverage(rows),
-            without_manifest=[str(path) for path in planned.without],
-            failures=_failures(found.paths),
-        )
+    with DataJob("stats", found, progress=progress) as job:
+        paths = [field_path(text) for text in fields] or _number_fields(job)
+        with _numbers(job, paths) as table:
+            return _stats(found, table, paths)
 
 
-def _number_fields(session: Session) -> list[FieldPath]:
+def _stats(found: Inputs, table: Kept, paths: Sequence[FieldPath]) -> DataStats:
+    rows, tasks, without_task = table.one(
+        "select count(*), count(distinct task), count(*) filter (task is null) from numbers"
+    )
+    is_exact = rows <= _EXACT
+    described = [_describe(table, place, field_text(path), is_exact) for place, path in enumerate(paths)]
+    rewards = [place for place, path in enumerate(paths) if list(path) == ["reward"]]
+    planned = planned_by(found.paths)
+    return DataStats(
+        inputs=[str(path) for path in found.paths],
+        left_out={str(path): why for path, why in found.skipped},
+        rows=rows,
+        tasks=tasks,
+        rows_without_task=without_task,
+        rows_per_task=_rows_per_task(table),
+        fields=described,
+        quantiles="exact" if is_exact else "approximate",
+        stop_reasons=_stop_reasons(table),
+        reward_histogram=_histogram(table, rewards[0], described[rewards[0]]) if rewards else None,
+        coverage=planned.coverage(rows),
+        without_manifest=[str(path) for path in planned.without],
+        failures=_failures(found.paths),
+    )
+
+
+def _number_fields(job: DataJob) -> list[FieldPath]:
     """The reward, and whatever is a number in any row at its top or among its token counts.
 
     Flags are numbers too where they are asked for, but they are many, and their means say little.
     """
-    likely, _ = _look(session, "(select row from rollouts limit 1000)", [("reward",)])
-    paths, numbers = _look(session, "rollouts", [("reward",), *likely])
+    likely, _ = _look(job, "(select row from rollouts limit 1000)", [("reward",)])
+    paths, numbers = _look(job, "rollouts", [("reward",), *likely])
     if others := paths - likely:
-        numbers |= _look(session, "rollouts", list(others))[1]
+        numbers |= _look(job, "rollouts", list(others))[1]
     return sorted(numbers | {("reward",)}, key=lambda path: (path != ("reward",), len(path), path))
 
 
-def _look(session: Session, source: str, paths: list[_Path]) -> tuple[set[_Path], set[_Path]]:
+def _look(job: DataJob, source: str, paths: list[_Path]) -> tuple[set[_Path], set[_Path]]:
     """All fields at the top of rows and among their token counts, and which of `paths` are ever numbers."""
     keys = "json_keys(row, ['$', '$.response.usage'])"
     found: set[_Path] = set()
     numbers: set[_Path] = set()
     sql = f"select distinct {keys}, json_type(row, {_listed(paths)}) from {source}"
-    for batch in session.run(sql).batches:
+    for batch in _session(job, "looking for numbers").run(sql).batches:
         for (top, usage), kinds in batch:
             found |= {(name,) for name in top if not name.startswith("_") and name not in _NAMES}
             found |= {("response", "usage", name) for name in usage or ()}
@@ -126,7 +132,7 @@ def _look(session: Session, source: str, paths: list[_Path]) -> tuple[set[_Path]
     return found, numbers
 
 
-def _numbers(files: Sources, paths: Sequence[FieldPath]) -> Kept:
+def _numbers(job: DataJob, paths: Sequence[FieldPath]) -> Kept:
     """The table `numbers`: columns f0, f1, ... of the fields, `task` (a hash) and `stop`.
 
     A field is null where it is missing, and NaN where it holds something else.
@@ -137,7 +143,11 @@ def _numbers(files: Sources, paths: Sequence[FieldPath]) -> Kept:
     says_nothing = f"list_filter(json_type(row, {asked}), lambda kind: kind <> 'NULL') = []"
     task = f"case when starts_with(task_id, 'row-') and {says_nothing} then null else hash(task_id) end"
     sql = f"select {numbers}{task} as task, stop_reason as stop from rollouts"
-    return Session(files, values=paths).keep(sql, "numbers")
+    return _session(job, "scanning", paths).keep(sql, "numbers")
+
+
+def _session(job: DataJob, what: str, values: Sequence[FieldPath] = ()) -> Session:
+    return Session(rows_of(job.ends), scratch=job.scratch, watch=job.watch(what), values=values)
 
 
 def _listed(paths: Iterable[FieldPath]) -> str:

@@ -31,6 +31,16 @@ _TABLE_FUNCTIONS = frozenset(
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(\([^)]*\)\s*)?", re.IGNORECASE)
 
 
+def check_expression(text: str) -> None:
+    """Raise for what is not one expression, as after WHERE."""
+    _, tree = parsed(f"SELECT (\n{text}\n)")
+    node = tree["statements"][0]["node"]
+    parts = ("where_clause", "group_expressions", "having", "qualify", "modifiers")
+    is_one = len(node.get("select_list", ())) == 1 and node["from_table"]["type"] == "EMPTY"
+    if not is_one or any(node.get(part) for part in parts):
+        raise UsageError(f"{text!r} is not a condition; write it as after WHERE in SQL")
+
+
 def checked(sql: str) -> str:
     """The one statement of a query, which must only read."""
     return parsed(sql)[0]

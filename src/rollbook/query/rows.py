@@ -35,7 +35,7 @@ _PATHS = (
 def with_fields(records: str, values: Sequence[FieldPath] = ()) -> str:
     """A FROM clause with `row`, `filename` and what the columns are made from: `columns`, and `value_of`."""
     paths = ", ".join([f"'$.{path}'" for path in _PATHS] + [literal(json_path(path)) for path in values])
-    return f"(SELECT row, filename, json_extract(row, [{paths}]) AS _fields FROM {records})"
+    return f"(SELECT *, json_extract(row, [{paths}]) AS _fields FROM {records})"
 
 
 def value_of(place: int) -> str:

@@ -85,13 +85,16 @@ class Session:
         scratch: Path | None = None,
         watch: Watch | None = None,
         values: Sequence[FieldPath] = (),
+        numbered: bool = False,
     ) -> None:
         """`scratch` is where to spill what does not fit into the memory.
 
-        `values` are further columns of `rollouts` over `rows_of` files, as JSON: v0, v1, ...
+        Over `rows_of` files `rollouts` may have further columns: `values`, as JSON in v0, v1, ..., and
+        the number of the row in `_n`, for which the rows are read by one thread.
         """
         self.sources = paths if isinstance(paths, Sources) else find_sources(paths)
-        self._memory, self._scratch, self._watch, self._values = memory, scratch, watch, values
+        self._memory, self._scratch, self._watch = memory, scratch, watch
+        self._values, self._numbered = values, numbered
         self._unfinished: set[Path] = set()
         self._unnamed: set[Path] = set()
         self._looked_into: set[Path] = set()
@@ -183,7 +186,7 @@ class Session:
         with_row = re.search(r"\brow\b", sql, re.IGNORECASE) is not None
         kept = names if len(files) > _MANY_FILES else None
         in_order = any(file.end is not None for file in files)
-        wanted = Wanted(self.sources, reader, with_row, kept, unnamed, in_order, self._values)
+        wanted = Wanted(self.sources, reader, with_row, kept, unnamed, in_order, self._values, self._numbered)
         connection = open_connection(self._memory, self._scratch)
         try:
             add_function(connection)

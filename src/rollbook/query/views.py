@@ -79,6 +79,7 @@ class Wanted(NamedTuple):
     unnamed: frozenset[Path] = frozenset()  # collected rows that do not say which task is theirs
     in_order: bool = False  # of the rows in their files, which a join does not keep
     values: Sequence[FieldPath] = ()  # further columns of collected rows, as JSON: v0, v1, ...
+    numbered: bool = False  # and the number of each, _n
 
     def reads(self, columns: Mapping[str, str], values: Mapping[str, str], *also: str) -> Mapping[str, str]:
         """Of the columns of a file those that the wanted columns of the view come from."""
@@ -180,7 +181,10 @@ def _collected_rollouts(wanted: Wanted) -> str | None:
     files = wanted.sources.of(Role.ROWS)
     if not files:
         return None
-    source = rows.with_fields(wanted.reader.records(files), wanted.values)
+    records = wanted.reader.records(files)
+    if wanted.numbered:
+        records = f"(SELECT *, row_number() OVER () - 1 AS _n FROM {records})"
+    source = rows.with_fields(records, wanted.values)
     values = {**rows.columns(), "split": "_split"}
     if not wanted.in_order:
         return _branch("rollouts", source, values, names=wanted.names, with_row=wanted.with_row)
@@ -189,6 +193,7 @@ def _collected_rollouts(wanted: Wanted) -> str | None:
     run = f"map([{paths}], [{', '.join(names)}])[{FILE}]" if len(files) > 1 else names[0]
     values |= {"split": "'collect'", "run": run}
     more = "".join(f", {rows.value_of(place)} AS v{place}" for place in range(len(wanted.values)))
+    more += ", _n" if wanted.numbered else ""
     return _branch("rollouts", source, values, names=None, with_row=True, owners="", more=more)
 
 

@@ -1,14 +1,18 @@
-"""A directory that is complete or absent, whatever kills its writer and however many want to write it.
+"""Files and directories that are complete or absent, whatever kills their writer and however many write them.
 
-It is written beside its place, as `.<name>.making`, by the one process that holds the lock of `<name>`. Then
-every file is put on the disk, `COMPLETE` is written last, with the size and digest of every file, and one
-rename gives the directory its name. What a killed writer left is removed by the next one. A finished
-directory is never replaced unless the caller says that it is of no use.
+A directory is written beside its place, as `.<name>.making`, by the one process that holds the lock of
+`<name>`. Then every file is put on the disk, `COMPLETE` is written last, with the size and digest of every
+file, and one rename gives the directory its name. A finished directory is never replaced unless the caller
+says that it is of no use. Files are written the same way and appear together. What a killed writer left is
+removed by the next one.
 
     with complete_directory(path) as aside:            # a checkpoint: one writer, a second is refused
         save_into(aside)
 
     make_once(path, tokenise_into)                     # a cache: a second process waits for the first one's
+
+    with complete_files(path, other) as (aside, beside):   # files that appear together, or none of them
+        (aside / path.name).write_bytes(...)
 
 Several processes of one job write one directory like this: the first one opens `complete_directory`, all
 write into `unfinished_path(path)` between two barriers, and the first one leaves the block.
@@ -20,7 +24,7 @@ import contextlib
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -34,6 +38,7 @@ from rollbook.records.plain import utc_now
 
 COMPLETE = "COMPLETE"  # the mark, a file of the directory
 _MAKING = ".making"
+_OLD, _LINK = ".old", ".link"  # beside a file aside: what it replaced, and a second name for it
 _CHUNK = 1 << 20
 
 
@@ -108,6 +113,26 @@ def make_once(
     return target
 
 
+@contextlib.contextmanager
+def complete_files(*targets: Path, overwrite: bool = False) -> Iterator[list[Path]]:
+    """Yields an empty directory for each target; at the end the files in them appear beside the targets.
+
+    All of them appear or none: the first target last, whose name says that the others are there. A target
+    that exists is refused, also one that appeared meanwhile, unless `overwrite`; other files (a manifest) are
+    replaced. Directories in those that were yielded are for scratch. A second writer is refused.
+    """
+    with contextlib.ExitStack() as held:
+        for target in targets:
+            _make_parent(target)
+            held.enter_context(FileLock(target))
+            if not overwrite:
+                _refuse_existing(target)
+        _take_back_after_a_kill(targets)
+        asides = [held.enter_context(_making(target)) for target in targets]
+        yield asides
+        _appear(_files_aside(targets), new=() if overwrite else targets)
+
+
 def is_complete(directory: Path, *, verify: bool = False) -> bool:
     """Whether the directory was finished and has all its files in their full size; see `problem`."""
     return problem(directory, verify=verify) is None
@@ -172,9 +197,9 @@ def remove_directory(target: Path) -> None:
 @contextlib.contextmanager
 def _making(target: Path) -> Iterator[Path]:
     """An empty directory to write into, gone when the block ends; its lock is held by the caller."""
+    _make_parent(target)
     aside = unfinished_path(target)
     try:
-        make_directory(target.parent)
         if aside.exists():
             shutil.rmtree(aside)
         aside.mkdir()
@@ -203,6 +228,86 @@ def _publish(aside: Path, target: Path, displace: Callable[[Path], None] | None)
             f"{target}: not written ({error.strerror or error}), nothing of it is left; "
             f"{free:,} bytes are free on this disk"
         ) from error
+
+
+def _make_parent(target: Path) -> None:
+    try:
+        make_directory(target.parent)
+    except OSError as error:
+        raise WriteError(f"{target}: cannot write here: {error.strerror or error}") from error
+
+
+def _files_aside(targets: Sequence[Path]) -> list[tuple[Path, Path]]:
+    """Each file that was written aside, with its place; the first target comes last."""
+    found = [
+        (path, target.parent / path.name, (path.name == target.name) * (len(targets) - number))
+        for number, target in enumerate(targets)
+        if unfinished_path(target).is_dir()
+        for path in sorted(unfinished_path(target).iterdir())
+        if path.is_file() and not path.name.endswith((_OLD, _LINK))
+    ]
+    return [(path, place) for path, place, _ in sorted(found, key=lambda one: one[2])]
+
+
+def _appear(files: Sequence[tuple[Path, Path]], new: Collection[Path]) -> None:
+    """Give every file its name, or take all names back; they stay aside too, until the caller cleans up."""
+    place = files[-1][1]
+    try:
+        for aside, _ in files:
+            _sync(aside)
+        for aside, place in files:
+            _take_name(aside, place, is_new=place in new)
+        for directory in {place.parent for _, place in files}:
+            fsync_directory(directory)
+    except BaseException as error:
+        _take_names_back(files)
+        if not isinstance(error, OSError):
+            raise
+        why = (
+            f"{error.strerror or error}; {shutil.disk_usage(place.parent).free:,} bytes are free on this disk"
+        )
+        if isinstance(error, FileExistsError):
+            why = "another program created it meanwhile; choose another name, or replace it knowingly"
+        raise WriteError(f"{place}: not written, nor what belongs to it ({why})") from error
+
+
+def _take_name(aside: Path, place: Path, *, is_new: bool) -> None:
+    """Links, so that a name that is taken is never lost and can be given back."""
+    old, link = (aside.with_name(f"{aside.name}{ending}") for ending in (_OLD, _LINK))
+    try:
+        if is_new or not place.exists():
+            place.hardlink_to(aside)
+        else:
+            old.hardlink_to(place)
+            link.hardlink_to(aside)
+            link.replace(place)
+    except FileExistsError:
+        raise
+    except OSError:  # a disk without links
+        if is_new:
+            _refuse_existing(place)
+        aside.rename(place)
+
+
+def _take_names_back(files: Sequence[tuple[Path, Path]]) -> None:
+    for aside, place in files:
+        old = aside.with_name(f"{aside.name}{_OLD}")
+        if old.exists():
+            old.replace(place)
+        elif aside.exists() and place.exists() and place.samefile(aside):
+            place.unlink()
+
+
+def _take_back_after_a_kill(targets: Sequence[Path]) -> None:
+    """Names that were given when the writer was killed before the first target had its own."""
+    first = unfinished_path(targets[0]) / targets[0].name
+    if first.exists() and not (targets[0].exists() and targets[0].samefile(first)):
+        _take_names_back(_files_aside(targets))
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _sync_and_digest(directory: Path) -> dict[str, FileFacts]:

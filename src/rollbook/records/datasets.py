@@ -6,11 +6,47 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 
 from rollbook.errors import BadFileError
+from rollbook.records.plain import utc_now
+from rollbook.records.run_info import versions
 
+SCHEMA_VERSION = 3
 ENDINGS = (".jsonl", ".jsonl.zst", ".jsonl.gz", ".ndjson", ".parquet")
+
+
+class InputRecord(msgspec.Struct, kw_only=True):
+    path: str
+    bytes: int  # how much of it was read: a file may have grown meanwhile
+    xxh3_128: str  # of these bytes, as `xxh128sum` prints it
+    rows: int | None = None  # None where it was not counted
+
+
+class DataManifest(msgspec.Struct, kw_only=True):
+    """How a dataset was made."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str
+    created_at: str = msgspec.field(default_factory=utc_now)
+    directory: str = ""  # where it was typed: paths are relative to it
+    inputs: list[InputRecord] = []
+    left_out: dict[str, str] = {}  # files that a directory or pattern matched and that were skipped, and why
+    arguments: dict[str, Any] = {}
+    seed: int | None = None
+    output: str | None = None
+    output_bytes: int | None = None
+    output_xxh3_128: str | None = None
+    rows_in: int = 0
+    rows_out: int = 0
+    counts: dict[str, int] = {}  # everything else that was counted, by name
+    coverage: dict[str, int] = {}  # expected, ok, failed, missing, where that is known
+    details: dict[str, Any] = {}  # what the command reports besides
+    versions: dict[str, str] = msgspec.field(default_factory=versions)
+
+    def encoded(self) -> bytes:
+        return orjson.dumps(msgspec.to_builtins(self), option=orjson.OPT_INDENT_2) + b"\n"
 
 
 def stem_of(name: str) -> str | None:

@@ -25,7 +25,7 @@ _CHUNK = 1 << 20
 _PARQUET_BATCH = 1024
 _DEEPEST = 250  # what every writer of JSON here can write again
 
-Progress = Callable[[int], None]  # called with the number of bytes that were read since the last call
+OnRead = Callable[[int], None]  # called with the number of bytes that were read since the last call
 
 
 class Digest(Protocol):
@@ -44,6 +44,10 @@ class Row(NamedTuple):
         if self._may_be_deep() and _depth(value) > _DEEPEST:
             raise self.error(f"is nested more than {_DEEPEST} levels deep; leave it out or flatten it")
         return value
+
+    def check(self) -> None:
+        """Raises unless it is a JSON object."""
+        decode_line(self.path, Line(self.data, self.number, 0, 0))
 
     def fields(self) -> dict[str, Any]:
         """The value of each field as it is written, to be written again by orjson: every digit stays."""
@@ -89,16 +93,16 @@ def _depth(value: dict[str, Any]) -> int:
 class RowCount:
     """What a reader found: rows, and the blank lines it skipped."""
 
-    def __init__(self) -> None:
-        self.rows = 0
-        self.blank = 0
+    def __init__(self, rows: int = 0, blank: int = 0) -> None:
+        self.rows = rows
+        self.blank = blank
 
 
 def read_rows(
     path: Path,
     *,
     end: int | None = None,
-    progress: Progress = lambda _: None,
+    on_read: OnRead = lambda _: None,
     digest: Digest | None = None,
     count: RowCount | None = None,
 ) -> Iterator[Row]:
@@ -108,9 +112,9 @@ def read_rows(
     """
     count = count or RowCount()
     if path.suffix == ".parquet":
-        lines = _parquet_rows(path, progress)
+        lines = _parquet_rows(path, on_read)
     else:
-        lines = enumerate(_lines(path, _Bounded(path, end, progress, digest)), 1)
+        lines = enumerate(_lines(path, _Bounded(path, end, on_read, digest)), 1)
     for number, data in lines:
         if not data or data.isspace():
             count.blank += 1
@@ -122,10 +126,10 @@ def read_rows(
 class _Bounded(io.FileIO):
     """A file up to a certain byte, of which a digest is taken as it is read."""
 
-    def __init__(self, path: Path, end: int | None, progress: Progress, digest: Digest | None) -> None:
+    def __init__(self, path: Path, end: int | None, on_read: OnRead, digest: Digest | None) -> None:
         super().__init__(path)
         self._left = path.stat().st_size if end is None else end
-        self._progress, self._digest = progress, digest
+        self._on_read, self._digest = on_read, digest
 
     def read(self, size: int | None = -1, /) -> bytes:
         wanted = self._left if size is None or size < 0 else min(size, self._left)
@@ -133,7 +137,7 @@ class _Bounded(io.FileIO):
         self._left -= len(data)
         if self._digest is not None:
             self._digest.update(data)
-        self._progress(len(data))
+        self._on_read(len(data))
         return data
 
 
@@ -164,7 +168,7 @@ def _lines(path: Path, file: _Bounded) -> Iterator[bytes]:
         yield rest
 
 
-def _parquet_rows(path: Path, progress: Progress) -> Iterator[tuple[int, bytes]]:
+def _parquet_rows(path: Path, on_read: OnRead) -> Iterator[tuple[int, bytes]]:
     import duckdb
 
     try:
@@ -178,7 +182,7 @@ def _parquet_rows(path: Path, progress: Progress) -> Iterator[tuple[int, bytes]]
                 for text in batch.column(0).to_pylist():
                     number += 1
                     yield number, _without_nan(text).encode()
-                progress(int(batch.num_rows * share))
+                on_read(int(batch.num_rows * share))
     except duckdb.Error as error:
         raise BadFileError(path, f"not a readable Parquet file: {error}") from error
 

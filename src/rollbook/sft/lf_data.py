@@ -15,7 +15,7 @@ import msgspec
 import orjson
 
 from rollbook.data.llamafactory import DatasetEntry, Unsuitable, conversation_row, register
-from rollbook.data.output import RowOutput
+from rollbook.data.output import new_dataset
 from rollbook.records.atomic import write_atomic
 from rollbook.records.layout import sanitize
 from rollbook.rollouts.types import Message
@@ -79,7 +79,7 @@ def write_lf_data(settings: SftSettings, artifacts: Path) -> LfData:
 
 def _write(datasets: Sequence[DatasetSettings], path: Path) -> LfDataset:
     report = LfReport()
-    with RowOutput(path, overwrite=True) as output:
+    with new_dataset(path, overwrite=True) as output:
         for dataset in datasets:
             for number, (_, conversation) in enumerate(read_conversations(dataset)):
                 report.rows += 1

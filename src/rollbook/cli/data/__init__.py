@@ -13,7 +13,7 @@ from rollbook.cli.dispatch import dispatch
 COMMANDS = {
     "merge": "any number of files into one, checked: count, uniqueness, coverage, no torn line",
     "mix": "target shares of several sources, sampled and shuffled",
-    "filter": "the rows for which an expression holds",
+    "filter": "the rows for which a condition in SQL holds",
     "split": "train, validation and so on, by task",
     "dedup": "without repeated rows, exact or near",
     "sample": "a uniform sample of rows",

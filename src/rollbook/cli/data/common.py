@@ -15,8 +15,8 @@ from rollbook.errors import UsageError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from rollbook.data.job import DataManifest
-    from rollbook.records.rows import Progress
+    from rollbook.data.progress import Progress
+    from rollbook.records.datasets import DataManifest
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -32,14 +32,11 @@ KeepTruncated = Annotated[
 Seed = Annotated[int, typer.Option(help="the same seed gives the same bytes")]
 
 
-def reading(
-    words: Sequence[str | Path], label: str, *, quiet: bool, passes: int = 1
-) -> AbstractContextManager[Progress]:
-    """A bar over the bytes of the inputs; `passes` is how often they are read."""
+def reading(label: str, *, quiet: bool) -> AbstractContextManager[Progress]:
+    """A bar over the bytes of each pass over the inputs."""
     from rollbook.cli.output import byte_progress
-    from rollbook.runs.resolve import find_inputs
 
-    return byte_progress(total=find_inputs(words).bytes * passes, label=label, quiet=quiet)
+    return byte_progress(label, quiet=quiet)
 
 
 def one_of(given: str, choices: Sequence[Choice], option: str) -> Choice:

@@ -31,12 +31,11 @@ def dedup(
     as_json: AsJson = False,
 ) -> None:
     """Keep the first of equal, or with --near nearly equal, rows; keys, ids and times of collecting aside."""
-    from rollbook.data.dedup import PASSES_OVER_INPUT
     from rollbook.data.dedup import dedup as make_dedup
 
-    with reading(inputs, "dedup", quiet=as_json, passes=PASSES_OVER_INPUT) as advance:
+    with reading("dedup", quiet=as_json) as progress:
         manifest = make_dedup(
-            inputs, output, on=on, near=near, rejected=rejected, overwrite=overwrite, advance=advance
+            inputs, output, on=on, near=near, rejected=rejected, overwrite=overwrite, progress=progress
         )
     details = manifest.details
     line = f"  {details['clusters']} rows have repeats; the most alike: {details['largest_cluster']} rows"

@@ -1,4 +1,4 @@
-"""`rollbook data filter`: the rows for which an expression holds."""
+"""`rollbook data filter`: the rows for which a condition holds."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ Rejected = Annotated[Path | None, typer.Option(help="a file for the rows that ar
 @app.command()
 def filter(
     inputs: InputFiles,
-    where: Annotated[str, typer.Option(help="such as 'reward >= 0.8 and num_turns < 4'")],
+    where: Annotated[
+        str, typer.Option(help="SQL, such as 'reward >= 0.8 and turns < 4 and row.answer is not null'")
+    ],
     output: Output,
     rejected: Rejected = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Keep the rows for which a condition over their fields holds.
+    """Keep the rows for which a condition holds: SQL over the columns of `rollouts` (see query --schema).
 
-    Fields: a.b[0], row["odd name"]. Functions: len, lower, contains, startswith, matches, has, abs, min, max,
-    and any(x.type == "function_call" for x in response.output). A row that lacks what is asked is not kept
-    and is counted as unanswerable.
+    Any other field is row.a.b[0], for texts row->>'$.a.b[0]'. A row that has no answer (a missing field, a
+    text where a number should be) is not kept and is counted as unanswerable.
     """
     from rollbook.data.filter import filter_rows
 
-    with reading(inputs, "filter", quiet=as_json) as advance:
+    with reading("filter", quiet=as_json) as progress:
         manifest = filter_rows(
-            inputs, output, where=where, rejected=rejected, overwrite=overwrite, advance=advance
+            inputs, output, where=where, rejected=rejected, overwrite=overwrite, progress=progress
         )
     places = manifest.details.get("first_places", [])
     print_manifest(manifest, as_json, lines=[f"  unanswerable: {place}" for place in places])

@@ -41,7 +41,7 @@ def merge(
     from rollbook.data.merge import Duplicates
     from rollbook.data.merge import merge as merge_files
 
-    with reading(inputs, "merging", quiet=as_json) as advance:
+    with reading("merging", quiet=as_json) as progress:
         manifest = merge_files(
             inputs,
             output,
@@ -50,7 +50,7 @@ def merge(
             tasks=tasks,
             repeats=repeats,
             overwrite=overwrite,
-            advance=advance,
+            progress=progress,
         )
     print_manifest(manifest, as_json, lines=_remarks(manifest.counts, manifest.coverage))
     if manifest.coverage.get("missing") and not allow_missing:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rollbook.cli.common import AsJson
-from rollbook.cli.data.common import Output, Overwrite, Seed, print_manifest
+from rollbook.cli.data.common import Output, Overwrite, Seed, print_manifest, reading
 from rollbook.data.shares import Shortfall
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -32,13 +32,9 @@ def mix(
     as_json: AsJson = False,
 ) -> None:
     """Mix in exact shares: rollbook data mix good=a.jsonl:0.7 hard=b.jsonl:0.3 --total 10000 -o m.jsonl"""
-    from rollbook.cli.output import byte_progress
     from rollbook.data.mix import mix as make_mix
-    from rollbook.data.shares import parse_sources
-    from rollbook.runs.resolve import find_inputs
 
-    size = sum(find_inputs(source.words).bytes for source in parse_sources(sources))
-    with byte_progress(total=size, label="mixing", quiet=as_json) as advance:
+    with reading("mix", quiet=as_json) as progress:
         manifest = make_mix(
             sources,
             output,
@@ -47,7 +43,7 @@ def mix(
             shortfall=shortfall,
             source_key=source_key,
             overwrite=overwrite,
-            advance=advance,
+            progress=progress,
         )
     print_manifest(
         manifest, as_json, lines=[_line(source, manifest.rows_out) for source in manifest.details["sources"]]

@@ -32,10 +32,9 @@ def pairs(
     as_json: AsJson = False,
 ) -> None:
     """A better and a worse answer to the same prompt, for DPO and its kin."""
-    from rollbook.data.pairs import PASSES_OVER_INPUT
     from rollbook.data.pairs import pairs as make_pairs
 
-    with reading(inputs, "pairs", quiet=as_json, passes=PASSES_OVER_INPUT) as advance:
+    with reading("pairs", quiet=as_json) as progress:
         manifest = make_pairs(
             inputs,
             output,
@@ -44,7 +43,7 @@ def pairs(
             as_format=one_of(as_format, ("trl", "llamafactory"), "--format"),
             keep_truncated=keep_truncated,
             overwrite=overwrite,
-            advance=advance,
+            progress=progress,
         )
     gaps = manifest.details
     width = f"{number(gaps['gap_min'])} to {number(gaps['gap_max'])}"

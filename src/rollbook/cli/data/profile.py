@@ -30,11 +30,10 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Pass rate, pass@k, reward and lengths of every task; without -o, the summary alone."""
-    from rollbook.data.profile import PASSES_OVER_INPUT, Band
+    from rollbook.data.profile import Band
     from rollbook.data.profile import profile as make_profile
 
-    passes = PASSES_OVER_INPUT if output is not None else 1
-    with reading(inputs, "profile", quiet=as_json, passes=passes) as advance:
+    with reading("profile", quiet=as_json) as progress:
         manifest = make_profile(
             inputs,
             output,
@@ -42,7 +41,7 @@ def profile(
             ks=k or (),
             band=Band.parse(band) if band else None,
             overwrite=overwrite,
-            advance=advance,
+            progress=progress,
         )
     print_manifest(manifest, as_json, lines=_lines(manifest.details))
 

@@ -41,7 +41,7 @@ def reverify(
     from rollbook.data.reverify import reverify as grade_again
 
     chosen = _environment(agent, env or [], config)
-    with reading(inputs, "reverify", quiet=as_json) as advance:
+    with reading("reverify", quiet=as_json) as progress:
         manifest = grade_again(
             inputs,
             output,
@@ -49,7 +49,7 @@ def reverify(
             force=force,
             pass_reward=pass_reward,
             overwrite=overwrite,
-            advance=advance,
+            progress=progress,
         )
     print_manifest(manifest, as_json, lines=_lines(manifest.details))
 

@@ -28,11 +28,9 @@ def rl(
 ) -> None:
     """One row a task, with the pass rate its rollouts showed."""
     from rollbook.data.profile import Band
-    from rollbook.data.rl import PASSES_OVER_INPUT
     from rollbook.data.rl import rl as make_rl
 
-    passes = PASSES_OVER_INPUT if tasks is None else 1
-    with reading(inputs, "rl", quiet=as_json, passes=passes) as advance:
+    with reading("rl", quiet=as_json) as progress:
         manifest = make_rl(
             inputs,
             output,
@@ -40,6 +38,6 @@ def rl(
             pass_reward=pass_reward,
             band=Band.parse(band) if band else None,
             overwrite=overwrite,
-            advance=advance,
+            progress=progress,
         )
     print_manifest(manifest, as_json)

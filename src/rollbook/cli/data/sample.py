@@ -29,7 +29,7 @@ def sample(
     """Take a uniform sample without replacement: rollbook data sample rollouts.jsonl -n 1000 -o some.jsonl"""
     from rollbook.data.sample import sample as make_sample
 
-    with reading(inputs, "sampling", quiet=as_json, passes=2 if by_task else 1) as advance:
+    with reading("sampling", quiet=as_json) as progress:
         manifest = make_sample(
             inputs,
             output,
@@ -39,6 +39,6 @@ def sample(
             shuffle=shuffle,
             seed=seed,
             overwrite=overwrite,
-            advance=advance,
+            progress=progress,
         )
     print_manifest(manifest, as_json)

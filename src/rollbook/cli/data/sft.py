@@ -36,10 +36,9 @@ def sft(
     as_json: AsJson = False,
 ) -> None:
     """Prompt, reasoning, tool calls and results of good rollouts, as conversations."""
-    from rollbook.data.sft import PASSES_OVER_INPUT
     from rollbook.data.sft import sft as make_sft
 
-    with reading(inputs, "sft", quiet=as_json, passes=PASSES_OVER_INPUT) as advance:
+    with reading("sft", quiet=as_json) as progress:
         manifest = make_sft(
             inputs,
             output,
@@ -48,6 +47,6 @@ def sft(
             as_format=one_of(as_format, ("messages", "llamafactory"), "--format"),
             keep_truncated=keep_truncated,
             overwrite=overwrite,
-            advance=advance,
+            progress=progress,
         )
     print_manifest(manifest, as_json)

@@ -28,12 +28,14 @@ def split(
 
     Shares are exact over tasks, to the nearest whole one. A name may have an ending: train.jsonl.zst=0.9.
     """
-    from rollbook.data.split import PASSES_OVER_INPUT, parse_shares
+    from rollbook.data.split import parse_shares
     from rollbook.data.split import split as make_split
 
     inputs, shares = parse_shares(words)
-    with reading(inputs, "split", quiet=as_json, passes=PASSES_OVER_INPUT) as advance:
-        manifest = make_split(inputs, shares, output, by=by, seed=seed, overwrite=overwrite, advance=advance)
+    with reading("split", quiet=as_json) as progress:
+        manifest = make_split(
+            inputs, shares, output, by=by, seed=seed, overwrite=overwrite, progress=progress
+        )
     lines = [
         f"  {name}: " + ", ".join(f"{kind} {count}" for kind, count in part.items())
         for name, part in manifest.details.items()

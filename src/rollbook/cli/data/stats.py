@@ -32,7 +32,7 @@ def stats(
     """
     from rollbook.data.stats import stats as make_stats
 
-    with reading(inputs, "stats", quiet=as_json) as progress:
+    with reading("stats", quiet=as_json) as progress:
         found = make_stats(inputs, fields=field or (), progress=progress)
     if as_json:
         print_json(found)

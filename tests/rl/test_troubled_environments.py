@@ -14,6 +14,7 @@ import pytest
 
 from helpers.rl_runs import config_of, settings_of, start, write_setup
 from helpers.trainer import TrainingProcess
+from rollbook.errors import UsageError
 from rollbook.records.iterations import read_iterations
 from rollbook.rl import train as story
 from rollbook.rl.settings import load_settings
@@ -174,6 +175,34 @@ def test_a_stop_does_not_wait_for_rollouts_for_ever_and_loses_no_iteration(
     keys = "env/all/reward/total", "test/env/all/reward/total", "entropy"
     rows = [[[row.get(key) for key in keys] for row in metrics(path)] for path in (run, setup / "other")]
     assert rows[0] == rows[1]
+
+
+def test_a_resume_with_other_tasks_is_refused_and_other_code_is_named(setup: Path) -> None:
+    tasks, code = setup / "tasks.jsonl", setup / "envs.py"
+    given = config(setup, "graded", iterations=2)
+    train(load_settings(given), log=lambda _: None)
+    before, longer = tasks.read_text(), load_settings(given | {"iterations": 3})
+    tasks.write_text(before.replace("0-", "00-", 1))
+    with pytest.raises(UsageError, match="the file with the tasks of environment 'vowels' has changed"):
+        train(longer, resume=True, log=lambda _: None)
+    assert len(metrics(setup / "run")) == 2  # nothing was rewound
+    tasks.write_text(before)
+    code.write_text(code.read_text() + "# another grade\n")
+    lines: list[str] = []
+    train(longer, resume=True, log=lines.append)
+    assert "environment vowels: its code is not that with which the run was started" in lines
+    assert "resumed with another environment" in (setup / "run/alerts.jsonl").read_text()
+
+
+def test_a_resume_whose_evals_hold_out_other_tasks_says_so(setup: Path) -> None:
+    held_out = {"name": "test", "environment": "vowels", "tasks": 3}
+    given = config(setup, "graded", iterations=2)
+    train(load_settings(given | {"evals": [held_out]}), log=lambda _: None)
+    lines: list[str] = []
+    longer = load_settings(given | {"evals": [held_out | {"tasks": 5}], "iterations": 3})
+    train(longer, resume=True, log=lines.append)
+    (said,) = [line for line in lines if "tasks to train on instead of" in line]
+    assert said.startswith("environment vowels: ") and "come in another order from here" in said
 
 
 def test_several_processes_finish_the_iteration_when_they_are_stopped(setup: Path) -> None:

@@ -13,12 +13,14 @@ import torch
 
 from rollbook.errors import UsageError
 from rollbook.policies.chat_format import ChatFormat
+from rollbook.records.alerts import Level
 from rollbook.records.checkpoints import CheckpointRecord, is_complete, newest_complete, read_checkpoints
 from rollbook.records.config import read_config
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.layout import RunFiles
 from rollbook.records.token_files import RunIdentity, export_files
 from rollbook.rl.console import Console
+from rollbook.rl.origins import changes, note, origins_of
 from rollbook.rl.player import Player
 from rollbook.rl.schedule import Schedule
 from rollbook.rl.settings import RlSettings, SamplerSettings, differences
@@ -97,9 +99,13 @@ class Job(NamedTuple):
                 self.history[key][i] = value
 
 
+def run_files(settings: RlSettings) -> RunFiles:
+    return RunFiles(Path(settings.log_path).expanduser().absolute())
+
+
 def settle(settings: RlSettings, resume: bool | str) -> Start:
     """Settings with what the run's first process decided, and where it continues. Changes no file."""
-    files = RunFiles(Path(settings.log_path).expanduser().absolute())
+    files = run_files(settings)
     if resume == START_OVER or not files.run.exists():
         return Start(settings, resume, None, None)
     if not resume:
@@ -235,6 +241,8 @@ def open_job(
         policy = open_policy(settings, trainer)
         player = opened.enter_context(Player(settings.retry, settings.episode_timeout_s))
         sources = {id(pool.source): pool.source for pool in [*pools, *held_out.values()]}
+        origins = origins_of(pools)
+        changed = [] if start.record is None else changes(run_files(settings).run, origins)
         opened.callback(player.close_all, [policy, *sources.values()])
         run = opened.enter_context(
             Run(
@@ -250,6 +258,10 @@ def open_job(
         )
         if run.resumed_from != start.record:
             raise UsageError(f"{settings.log_path} changed while it was being opened; run the command again")
+        note(run.files.run, run.info, origins, at_its_beginning=start.record is None)
+        for text in changed:
+            log(text)
+            run.alert("resumed with another environment", text, level=Level.INFO)
         policy.update(run.next_iteration)
         job = Job(
             settings=settings,

@@ -205,6 +205,14 @@ def test_a_resume_whose_evals_hold_out_other_tasks_says_so(setup: Path) -> None:
     assert said.startswith("environment vowels: ") and "come in another order from here" in said
 
 
+def test_one_process_does_not_pass_for_several(setup: Path) -> None:
+    with pytest.raises(
+        UsageError, match="processes is 2, and this is one of 1; the command `rollbook rl` starts"
+    ):
+        train(load_settings(config(setup, "graded", processes=2)), log=lambda _: None)
+    assert not (setup / "run").exists()
+
+
 def test_several_processes_finish_the_iteration_when_they_are_stopped(setup: Path) -> None:
     settings = settings_of(setup, setup / "run", processes=2, iterations=200, save_every=1000)
     together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple, NoReturn
 
-from rollbook.errors import RollbookError
+from rollbook.errors import RollbookError, UsageError
 from rollbook.records.checkpoints import newest_complete, read_checkpoints
 from rollbook.records.identity import derive_seed
 from rollbook.records.iterations import IterationRecord
@@ -222,6 +222,11 @@ def train(settings: RlSettings, *, resume: bool | str = False, log: Log = print)
     """
     processes = Processes()
     try:
+        if processes.count != settings.processes:
+            raise UsageError(
+                f"processes is {settings.processes}, and this is one of {processes.count}; the command "
+                "`rollbook rl` starts them all"
+            )
         start = settle(settings, resume)
         settings, trainer = open_trainer(start, processes, log if processes.is_first else _silent)
         if not processes.is_first:

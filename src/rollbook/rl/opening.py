@@ -263,6 +263,8 @@ def open_job(
             log(text)
             run.alert("resumed with another environment", text, level=Level.INFO)
         policy.update(run.next_iteration)
+        console = Console(log, total=settings.iterations, samples_every=settings.samples_every)
+        opened.callback(console.clear)
         job = Job(
             settings=settings,
             run=run,
@@ -278,7 +280,7 @@ def open_job(
                 settings.groups_drawn,
             ),
             watch=Watch(trainer.model.vocabulary),
-            console=Console(log, total=settings.iterations, samples_every=settings.samples_every),
+            console=console,
             stalls=run.append_log("stalls.jsonl"),
             export=opened.enter_context(open_first_export(settings, run, trainer)),
             stop=stop,

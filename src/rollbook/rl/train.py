@@ -77,6 +77,7 @@ def run_iteration(job: Job, i: int, before: str) -> str:
         )
         selection = assembled.selection
     with clock("train"):
+        job.console.now(f"iteration {i}: training on {len(selection.examples)} sequences")
         measured = NOTHING
         if i % NOISE_FLOOR_EVERY == 0:
             measured = measure_noise(trainer, settings.loss, selection.examples)
@@ -103,6 +104,7 @@ def run_iteration(job: Job, i: int, before: str) -> str:
     job.late_times.clear()
     if is_saved_after(settings, i) or job.stop.asked:
         with clock("save"):
+            job.console.now(f"iteration {i}: saving checkpoint {checkpoint_name(i + 1)}")
             save(job, i + 1)
         job.late_times["time/save"] = clock.seconds["save"]
     return str(record.weights_digest)

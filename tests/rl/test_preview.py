@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import string
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rollbook.cli.main import main
 from rollbook.rl import preview as previews
 from rollbook.rl.preview import Preview, preview
 from rollbook.rl.settings import load_settings
+from rollbook.tiny import write_tiny_model
 from rollbook.train import memory
 
 ENVIRONMENTS = """\
@@ -58,6 +60,16 @@ def test_sixteen_groups_are_looked_at_whatever_an_iteration_has(setup: Path) -> 
     assert [rollout.replies[0]["role"] for rollout in environment.group] == ["assistant"] * 4
     assert found.seconds_sample > 0 and found.seconds_train > 0
     assert not (setup / "run").exists()
+
+
+def test_the_prompt_is_the_one_that_the_environment_shows(setup: Path) -> None:
+    """Which opens with tools that are in no task."""
+    given = config_of(setup, setup / "run", evals=[])
+    given["model"]["path"] = str(setup / "wide")
+    write_tiny_model(setup / "wide", string.printable, hidden=32, heads=2, intermediate=64, positions=512)
+    (found,) = look(given | {"environments": [{"name": "calculator", "digits": 1}]}).environments
+    assert found.prompt.startswith("<|system|>calculator<|im_end|><|user|>Use the calculator")
+    assert found.prompt_tokens > len("Use the calculator")
 
 
 def test_an_environment_whose_groups_teach_nothing_is_named(setup: Path) -> None:

@@ -82,7 +82,9 @@ def test_a_hanging_tracker_is_left_behind(tmp_path: Path, monkeypatch: pytest.Mo
     assert alert.title == "trackio was left behind" and "lines were not sent" in alert.text
 
 
-def test_what_is_not_installed_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_installed_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -90,6 +92,7 @@ def test_what_is_not_installed_says_how_to_get_it(tmp_path: Path, monkeypatch: p
         run.log_metrics({"loss": 1.0}, 0)
     (alert,) = open_run(tmp_path).alerts()
     assert "pip install wandb" in alert.text
+    assert "pip install" in caplog.text  # in the terminal, not only in the record
 
 
 def test_tensorboard_really_records(tmp_path: Path) -> None:

@@ -261,7 +261,9 @@ def test_adapters_of_a_checkpoint_keep_the_base_they_were_trained_on(good: Path,
     other = write_tiny_model(
         tmp_path / "other", "abc", seed=1, hidden=16, heads=2, intermediate=32, positions=64
     )
-    settings = ModelSettings(path=str(other), dtype="float32", lora=LoraSettings(rank=2))
+    config = tmp_path / "config.yaml"
+    config.write_text(f"runtime_info: {{output: {{checkpoint_path: {other}}}}}\n")
+    settings = ModelSettings(handed_over=str(config), dtype="float32", lora=LoraSettings(rank=2))
     model = load_model(settings, seed=0, dtype=torch.float32, checkpoint=checkpoint)
     name = "model.layers.0.mlp.up_proj.base_layer.weight"
     expected = load_file(good / "model.safetensors")["model.layers.0.mlp.up_proj.weight"]

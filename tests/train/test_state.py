@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rollbook.errors import BadFileError, RollbookError
+from rollbook.errors import BadFileError, RollbookError, WriteError
 from rollbook.train.loading import load_model
 from rollbook.train.model import Model
 from rollbook.train.model_settings import LoraSettings, ModelSettings, OptimizerSettings
@@ -68,6 +68,15 @@ def save(directory: Path, trained: Trained, extra: dict[str, Any] | None = None)
     directory.mkdir()
     save_training_state(directory, *trained, extra)
     return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.mark.parametrize("name", ["random_state.json", "optimizer.safetensors"])
+def test_a_checkpoint_that_cannot_be_written_says_so_and_what_is_left(tmp_path: Path, name: str) -> None:
+    """As on a full disk: by a file of ours, or by the library that writes tensors."""
+    trained = load("float32", tmp_path)
+    (tmp_path / "saved" / name).mkdir(parents=True)
+    with pytest.raises(WriteError, match=r"could not be written to .*saved: .*Those before it are complete"):
+        save_training_state(tmp_path / "saved", *trained)
 
 
 def test_a_padding_token_that_a_model_writes_is_trained_before_and_after_a_save(tmp_path: Path) -> None:

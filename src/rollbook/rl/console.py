@@ -1,16 +1,20 @@
 """What a person sees while a run trains: a line per iteration, and now and then a rollout to read.
 
-On a terminal the stage that is under way is shown on the last line; a log gets whole lines only.
+On a terminal the last line shows what is under way and how long the rest will take; a log gets whole lines.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from statistics import median
 from typing import Any
 
 from rollbook.records.printable import printable
 from rollbook.rl.groups import Group
+from rollbook.rl.live_line import LiveLine
 from rollbook.rl.player import Played
 from rollbook.rl.watch import Finding
 from rollbook.rollouts.types import Episode, Message
@@ -18,6 +22,7 @@ from rollbook.rollouts.types import Episode, Message
 Log = Callable[[str], None]
 
 _HEADER_EVERY = 20
+_RECENT = 20  # iterations that the time left is estimated from
 _TEXT_WIDTH = 400  # characters of a message that are shown
 
 
@@ -48,17 +53,29 @@ class Console:
     def __init__(self, log: Log, *, total: int, samples_every: int) -> None:
         self._log, self._total, self._samples_every = log, total, samples_every
         self._lines = 0
-        self._shows_progress = sys.stdout.isatty()
+        self._live = LiveLine(sys.stdout)
         self._width = len(str(total))
+        self._next = 0
+        self._seconds: deque[float] = deque(maxlen=_RECENT)  # of the last iterations
 
     def log(self, text: str) -> None:
+        self._live.clear()
         self._log(printable(text))
+
+    def clear(self) -> None:
+        self._live.clear()
+
+    def now(self, text: str) -> None:
+        """Show what is under way, until there is a line to stay."""
+        self._live.show(f"{text}{self._rest()}")
 
     def iteration(self, i: int, values: Mapping[str, float], played: Played) -> None:
         if self._lines % _HEADER_EVERY == 0:
             titles = " ".join(column.title.rjust(column.width) for column in _COLUMNS)
             self.log(f"{'iteration'.ljust(self._width * 2 + 8)} {titles}")
         self._lines += 1
+        self._next = i + 1
+        self._seconds.append(values.get("time/total", 0.0))
         cells = " ".join(column.cell(values) for column in _COLUMNS)
         label = f"{i:>{self._width}}/{self._total}".ljust(self._width * 2 + 8)
         self.log(f"{label} {cells}")
@@ -79,10 +96,13 @@ class Console:
         self.log(f"ALERT in iteration {i}: {finding.title}: {finding.text}")
 
     def progress(self, stage: str, done: int, expected: int) -> None:
-        if self._shows_progress:
-            end = "" if done < expected else "\r" + " " * (len(stage) + 24) + "\r"
-            sys.stdout.write(f"\r{stage}: {done}/{expected} rollouts{end}")
-            sys.stdout.flush()
+        self.now(f"{stage}: {done} of {expected} rollouts")
+
+    def _rest(self) -> str:
+        if not self._seconds or self._next >= self._total:
+            return ""
+        left = timedelta(seconds=round(median(self._seconds) * (self._total - self._next)))
+        return f"; about {left} left"
 
     def _failures(self, played: Played) -> None:
         """Say why rollouts failed."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollbook.records.layout import RunFiles
 from rollbook.records.locks import FileLock
-from rollbook.rl.opening import Start
+from rollbook.rl.opening import Start, run_files
 from rollbook.rl.settings import RlSettings
 from rollbook.runs.launch import Launch
 
 
 def refuse_a_second_writer(settings: RlSettings) -> None:
     """Before the history knows of it: an attempt that could only fail would be the newest of its name."""
-    run = RunFiles(Path(settings.log_path).expanduser().absolute()).run
-    if run.exists():
+    if (run := run_files(settings).run).exists():
         FileLock(run).release()
 
 

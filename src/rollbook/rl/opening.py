@@ -103,9 +103,13 @@ class Job(NamedTuple):
                 self.history[key][i] = value
 
 
+def run_files(settings: RlSettings) -> RunFiles:
+    return RunFiles(Path(settings.log_path).expanduser().absolute())
+
+
 def settle(settings: RlSettings, resume: bool | str) -> Start:
     """Settings with what the run's first process decided, and where it continues. Changes no file."""
-    files = RunFiles(Path(settings.log_path).expanduser().absolute())
+    files = run_files(settings)
     if resume == START_OVER or not files.run.exists():
         return Start(_with_source(settings), resume)
     if not resume:
@@ -287,6 +291,8 @@ def open_job(
         if run.resumed_from != start.record:
             raise UsageError(f"{settings.log_path} changed while it was being opened; run the command again")
         policy.update(run.next_iteration)
+        console = Console(log, total=settings.iterations, samples_every=settings.samples_every)
+        opened.callback(console.clear)
         job = Job(
             settings=settings,
             run=run,
@@ -302,7 +308,7 @@ def open_job(
                 settings.groups_drawn,
             ),
             watch=Watch(trainer.model.vocabulary),
-            console=Console(log, total=settings.iterations, samples_every=settings.samples_every),
+            console=console,
             stalls=run.append_log("stalls.jsonl"),
             sources=sources,
             export=opened.enter_context(open_first_export(settings, run, trainer)),

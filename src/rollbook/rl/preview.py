@@ -167,7 +167,7 @@ def _environment(
     if not own:
         return None
     (plan, first), some = own[0], [group for _, group in own]
-    prompt = chat_format.prompt(plan.task.messages, plan.task.tools)
+    prompt = _first_prompt(first) or chat_format.prompt(plan.task.messages, plan.task.tools)
     rollouts = [episode for group in some for episode in group.episodes]
     played = [episode for episode in rollouts if episode is not None]
     return EnvironmentPreview(
@@ -181,6 +181,12 @@ def _environment(
         prompt_tokens=len(prompt),
         group=_rollouts(first),
     )
+
+
+def _first_prompt(group: Group) -> list[int] | None:
+    """The tokens that were really shown: an environment may open with other messages, and with tools."""
+    turns = (episode.turns[0] for episode in group.episodes if episode is not None and episode.turns)
+    return next((turn.prompt_token_ids for turn in turns), None)
 
 
 def _rollouts(group: Group) -> list[RolloutPreview]:

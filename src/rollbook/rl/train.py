@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple, NoReturn
 
-from rollbook.errors import RollbookError
+from rollbook.errors import RollbookError, UsageError
 from rollbook.records.checkpoints import newest_complete, read_checkpoints
 from rollbook.records.identity import derive_seed
 from rollbook.records.iterations import IterationRecord
@@ -79,6 +79,7 @@ def run_iteration(job: Job, i: int, before: str) -> str:
         )
         selection = assembled.selection
     with clock("train"):
+        job.console.now(f"iteration {i}: training on {len(selection.examples)} sequences")
         measured = NOTHING
         if i % NOISE_FLOOR_EVERY == 0:
             measured = measure_noise(trainer, settings.loss, selection.examples)
@@ -112,6 +113,7 @@ def save_if_due(job: Job, i: int) -> bool:
     if stops or is_saved_after(job.settings, i):
         clock = metrics.Clock()
         with clock("save"):
+            job.console.now(f"iteration {i}: saving checkpoint {checkpoint_name(i + 1)}")
             save(job, i + 1)
         job.late_times["time/save"] = clock.seconds["save"]
     return stops
@@ -234,6 +236,11 @@ def train(settings: RlSettings, *, resume: bool | str = False, log: Log = print)
     processes = Processes()
     try:
         log = log if processes.is_first else _silent
+        if processes.count != settings.processes:
+            raise UsageError(
+                f"processes is {settings.processes}, and this is one of {processes.count}; the command "
+                "`rollbook rl` starts them all"
+            )
         start = settle(settings, resume)
         processes.wait_for_all()  # all have seen the run as it is before the first one changes it
         if start.is_complete:

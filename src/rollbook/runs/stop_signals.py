@@ -67,4 +67,5 @@ class StopSignals:
         self.asked, self.reason = True, signal.Signals(number).name
         if self._what_follows is not None:
             # Not by print: the signal may have come while that was writing.
-            os.write(2, f"{signal.Signals(number).name}: {self._what_follows}\n".encode())
+            start = "\n" if os.isatty(2) else ""  # a progress bar may stand on the line
+            os.write(2, f"{start}{signal.Signals(number).name}: {self._what_follows}\n".encode())

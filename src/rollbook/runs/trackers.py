@@ -7,6 +7,7 @@ under which a tracker knows the run is chosen here, so that it can be written do
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 from rollbook.errors import UsageError
 from rollbook.records.plain import to_plain
 
+_log = logging.getLogger("rollbook")
 _MOST_WAITING = 10_000
 _CLOSE_TIMEOUT_S = 15.0
 _DEFAULT_PROJECT = "rollbook"
@@ -153,6 +155,11 @@ class _Feed:
         self._thread = threading.Thread(target=self._work, name=f"tracker {kind}", daemon=True)
         self._thread.start()
 
+    def _tell(self, title: str, text: str) -> None:
+        """In the record, and to whoever looks at the terminal and waits for curves."""
+        self._alert(title, text)
+        _log.warning("%s: %s", title, text)
+
     def put(self, metrics: dict[str, float], step: int) -> None:
         if self._dead:
             return
@@ -169,12 +176,12 @@ class _Feed:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             self._dead = True
-            self._alert(
+            self._tell(
                 f"{self._kind} was left behind",
                 f"it did not finish within {_CLOSE_TIMEOUT_S:g} s; {len(self._waiting)} lines were not sent",
             )
         elif self._dropped:
-            self._alert(f"{self._kind} was too slow", f"{self._dropped} lines were not sent to it")
+            self._tell(f"{self._kind} was too slow", f"{self._dropped} lines were not sent to it")
 
     def _work(self) -> None:
         try:
@@ -191,4 +198,4 @@ class _Feed:
             self._dead = True
             self._waiting.clear()
             hint = f"; type: pip install {self._kind}" if isinstance(error, ImportError) else ""
-            self._alert(f"{self._kind} does not record this run", f"{type(error).__name__}: {error}{hint}")
+            self._tell(f"{self._kind} does not record this run", f"{type(error).__name__}: {error}{hint}")

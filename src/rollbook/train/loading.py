@@ -92,10 +92,12 @@ def _from_config(values: dict[str, Any], dtype: torch.dtype) -> Any:
 def _weights_of(checkpoint: Path, settings: ModelSettings) -> Path | None:
     """The directory of the weights below what a checkpoint has of its own.
 
-    Of adapters that is the one they name, whatever `from` leads to now; if it was moved, the settings say.
+    Adapters need the model below them, which they name where `from` may lead to another one by now.
     """
     if settings.lora is None:
         return checkpoint
+    if settings.handed_over is None:
+        return directory_of(settings)
     try:
         return base_of(checkpoint)
     except BadFileError:

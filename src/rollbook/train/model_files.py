@@ -31,7 +31,9 @@ def directory_of(settings: ModelSettings) -> Path | None:
         return Path(resolve_checkpoint(Path(settings.handed_over)))
     path = Path(str(settings.path))
     if not path.is_dir():
-        raise UsageError(f"model.path {path}: no such directory; for a model of the hub set model.hub")
+        looks_like_hub = not path.is_absolute() and len(path.parts) == 2
+        hint = "; for a model of the hub set model.hub and model.revision" if looks_like_hub else ""
+        raise UsageError(f"model.path {path}: no such directory{hint}")
     return path.absolute()  # adapters name their base, and are read from anywhere
 
 

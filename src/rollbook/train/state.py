@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rollbook.errors import BadFileError, UsageError
+from rollbook.errors import BadFileError, UsageError, WriteError
 from rollbook.runs.random_state import encode_random_state, read_random_state
 from rollbook.train.model import Model
 from rollbook.train.optimizer import Optimizer
@@ -48,14 +48,20 @@ def save_training_state(
     is_sharded = _is_sharded(model)
     weights = _whole_weights(model) if is_sharded else None
     moments = _whole_tensors(_named(model, optimizer))
-    (directory / _random_name(model)).write_bytes(encode_random_state())
-    if _rank() == 0:
-        model.model.save_pretrained(directory, state_dict=weights)
-        model.tokenizer.save_pretrained(directory)
-        _sort_adapter_config(directory / "adapter_config.json")
-        save_file(moments, directory / OPTIMIZER)
-        text = json.dumps(extra or {}, sort_keys=True, indent=2, allow_nan=False)
-        (directory / EXTRA).write_text(f"{text}\n")
+    try:
+        (directory / _random_name(model)).write_bytes(encode_random_state())
+        if _rank() == 0:
+            model.model.save_pretrained(directory, state_dict=weights)
+            model.tokenizer.save_pretrained(directory)
+            _sort_adapter_config(directory / "adapter_config.json")
+            save_file(moments, directory / OPTIMIZER)
+            text = json.dumps(extra or {}, sort_keys=True, indent=2, allow_nan=False)
+            (directory / EXTRA).write_text(f"{text}\n")
+    except (OSError, SafetensorError) as error:
+        raise WriteError(
+            f"the checkpoint could not be written to {directory}: {error}. Those before it are complete; fix "
+            "it (make room?), then continue with --resume"
+        ) from error
     if is_sharded:
         dist.barrier()
     if _rank() == 0:

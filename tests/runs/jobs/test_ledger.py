@@ -94,6 +94,20 @@ def test_a_run_is_found_by_id_prefix_name_or_latest(ledger: Ledger) -> None:
         ledger.get("demmo")
 
 
+def test_a_run_is_found_by_its_directory(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = ledger.artifacts.parent / "runs" / "one"
+    start(ledger, "one", output_dir=str(output))
+    newest = start(ledger, "again", output_dir=str(output))
+    start(ledger, "one", output_dir=str(output.with_name("two")))
+    monkeypatch.chdir(output.parent.parent)
+    for written in ("runs/one", "runs/one/", "./runs/one", str(output)):
+        assert ledger.get(written).id == newest
+    with pytest.raises(UsageError, match="no run 'runs/three'"):
+        ledger.get("runs/three")
+
+
 def test_eight_processes_fifty_records_each_lose_none(ledger: Ledger) -> None:
     script = (
         "import sys; from rollbook.runs.jobs.ledger import *\n"

@@ -185,15 +185,20 @@ class Ledger:
         return runs
 
     def get(self, ref: str, *, reconcile: bool = True) -> RunRecord:
-        """The run of an id, a unique beginning of one, a name (its newest run), or `latest`."""
+        """The run of an id, the beginning of one, a name or a directory (its newest run), or `latest`."""
         runs = list(self._runs(reconcile).values())
         if not runs:
-            raise UsageError(f"{self.path}: no run has been recorded yet")
+            raise UsageError(
+                f"{self.path}: no run has been recorded yet; --artifacts names another history's directory"
+            )
         if ref == LATEST:
             return self._record(runs[-1])
         for key in ("id", "name"):
             if named := [run for run in runs if run.get(key) == ref]:
                 return self._record(named[-1])
+        written = self.relative(ref)
+        if here := [run for run in runs if run.get("output_dir") == written]:
+            return self._record(here[-1])
         begun = [run["id"] for run in runs if ref and run["id"].startswith(ref)]
         if len(begun) == 1:
             return self._record(next(run for run in runs if run["id"] == begun[0]))

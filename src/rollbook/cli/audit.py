@@ -47,8 +47,9 @@ def audit(
     from rollbook.cli.output import byte_progress
 
     found = _found(thing, artifacts)
-    with byte_progress(total=found.bytes(), label=f"audit of {thing}", quiet=as_json) as advance:
-        result = found.audit(input=input, verify=verify, advance=advance)
+    with byte_progress(f"audit of {thing}", quiet=as_json) as progress:
+        progress.begin("its files", found.bytes())
+        result = found.audit(input=input, verify=verify, advance=progress.advance)
     if as_json:
         print_json(result)
     else:

@@ -236,12 +236,12 @@ def train(settings: RlSettings, *, resume: bool | str = False, log: Log = print)
     processes = Processes()
     try:
         log = log if processes.is_first else _silent
+        start = settle(settings, resume)
         if processes.count != settings.processes:
             raise UsageError(
                 f"processes is {settings.processes}, and this is one of {processes.count}; the command "
                 "`rollbook rl` starts them all"
             )
-        start = settle(settings, resume)
         processes.wait_for_all()  # all have seen the run as it is before the first one changes it
         if start.is_complete:
             log(complete_text(settings))

@@ -153,7 +153,7 @@ def test_what_yaml_has_and_records_have_not_is_text(tmp_path: Path) -> None:
     agent = settings(tmp_path).agent
     assert (agent.env["weights"], agent.env["since"]) == ({"1": 0.5}, "2024-01-01")
     (tmp_path / "rollbook.yaml").write_text(text % "[.inf]")
-    with pytest.raises(UsageError, match="agents: a number is not finite"):
+    with pytest.raises(UsageError, match=r"agents\.a\.policy\.most\.0 must be a finite number"):
         settings(tmp_path)
 
 

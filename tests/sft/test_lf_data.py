@@ -261,7 +261,7 @@ def test_no_setting_of_training_is_forgotten(tmp_path: Path, values: dict[str, A
 @pytest.mark.parametrize(
     ("part", "change", "named"),
     [
-        ("model", {"path": None, "config": {"model_type": "llama"}}, r"model\.config"),
+        ("model", {"path": None, "config": {"model_type": "llama"}, "tokenizer": "t"}, r"model\.config"),
         ("model", {"tokenizer": "other"}, r"model\.tokenizer"),
         ("model", {"chat_template": "t.jinja"}, r"model\.chat_template"),
         ("model", {"lora": {"alpha": 1.5}}, r"model\.lora\.alpha 1\.5"),

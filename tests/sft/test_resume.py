@@ -217,7 +217,7 @@ def test_a_full_disk_says_so_and_leaves_no_half_checkpoint(halfway: Path, limit:
     settings = load_settings(halfway / "config.yaml")
     try:
         with pytest.raises(
-            RollbookError, match=r"checkpoint-8 could not be written .* bytes left on the disk"
+            RollbookError, match=r"could not be written to .*checkpoint-8.* bytes left on the disk"
         ):
             train(settings, halfway / "artifacts", resume=True, log=fill_disk)
     finally:

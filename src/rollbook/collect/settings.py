@@ -157,14 +157,7 @@ def load_settings(words: Sequence[str], *, config: Path | None = None) -> Collec
 
 def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
     """YAML has dates and keys of any kind; records and other processes know them as text."""
-    plain: dict[str, Any] = {}
-    for name, value in values.items():
-        try:
-            plain[name] = json.loads(json.dumps(value, allow_nan=False, default=str))
-        except ValueError as error:
-            raise UsageError(
-                f"{name}: a number is not finite, write it as text, in quotes ({error})"
-            ) from None
+    plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
     return plain
 
 

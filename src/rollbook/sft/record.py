@@ -6,7 +6,6 @@ trainer_log.jsonl, trainer_state.json and the results. A `checkpoint-<step>/` is
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -39,10 +38,6 @@ from rollbook.runs.rewind import attempt_directory, set_aside
 from rollbook.runs.saved_models import saved_models
 from rollbook.sft.resume import Progress
 from rollbook.sft.settings import SftSettings
-
-
-class NotSavedError(RollbookError):
-    """A checkpoint that could not be written; nothing of it is left."""
 
 
 class SftRecord:
@@ -109,18 +104,9 @@ class SftRecord:
     def checkpoint(self, step: int) -> Iterator[None]:
         """While it is open, all processes write into `unfinished_path(directory / "checkpoint-<step>")`."""
         name = f"checkpoint-{step}"
-        try:
-            path = self.directory / name
-            with complete_directory(path, displace=self._set_aside) if self._writes else nullcontext():
-                yield
-        except RollbookError:
-            raise
-        except Exception as error:  # libraries say "unexpected pos 566784" of a disk that is full
-            free = shutil.disk_usage(self.directory).free
-            raise NotSavedError(
-                f"{name} could not be written ({type(error).__name__}: {error}) with {free:,} bytes left on "
-                f"the disk of {self.directory}; make room, and continue from the last one with --resume"
-            ) from error
+        path = self.directory / name
+        with complete_directory(path, displace=self._set_aside) if self._writes else nullcontext():
+            yield
         self._run.record_checkpoint(name, batch=step, final=step == self._total, state_path=name)
         if self._writes:
             self._rotate()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,10 @@ def save_training_state(
             text = json.dumps(extra or {}, sort_keys=True, indent=2, allow_nan=False)
             (directory / EXTRA).write_text(f"{text}\n")
     except (OSError, SafetensorError) as error:
+        free = shutil.disk_usage(directory).free
         raise WriteError(
-            f"the checkpoint could not be written to {directory}: {error}. Those before it are complete; fix "
-            "it (make room?), then continue with --resume"
+            f"the checkpoint could not be written to {directory} ({error}), with {free:,} bytes left on the "
+            "disk. Those before it are complete; make room, then continue with --resume"
         ) from error
     if is_sharded:
         dist.barrier()

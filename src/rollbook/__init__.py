@@ -1,8 +1,8 @@
 """Rollbook records the post-training loop of a language model, from the run down to each token.
 
-Writing: `Run`, `Trajectory`, `Step`, `logtree`. Reading: `open_run`, `query`, `audit`. Jobs: `collect`,
-`sft`, `rl`; `replay` takes a recorded step again. Names load on first use, so importing the package costs
-nothing and reading a run never imports torch.
+Writing: `Run`, `Trajectory`, `Step`, `logtree`. Reading: `open_run`, `query`, `audit`, `lineage`. Jobs:
+`collect`, `sft`, `rl`; `replay` takes a recorded step again. Names load on first use, so importing the
+package costs nothing and reading a run never imports torch.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rollbook.records import logtree
     from rollbook.records.rollouts import Step, Trajectory
     from rollbook.rl.replay.replay import replay
+    from rollbook.runs.lineage import lineage
     from rollbook.runs.reader import RunReader, open_run
     from rollbook.runs.run import Run
 
@@ -30,6 +31,7 @@ __all__ = [
     "__version__",
     "audit",
     "collect",
+    "lineage",
     "logtree",
     "open_run",
     "query",
@@ -51,6 +53,7 @@ _HOMES = {
     "Run": "rollbook.runs.run",
     "RunReader": "rollbook.runs.reader",
     "Step": "rollbook.records.rollouts",
+    "lineage": "rollbook.runs.lineage",
     "Trajectory": "rollbook.records.rollouts",
     "open_run": "rollbook.runs.reader",
     "replay": "rollbook.rl.replay.replay",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, open_ledger, print_json
+from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, print_json
 
 if TYPE_CHECKING:
     from rollbook.audit.find import Thing
@@ -60,15 +60,10 @@ def audit(
 def _found(ref: str, artifacts: Path) -> Thing:
     """What a path stands for, or else a run of the history."""
     from rollbook.audit.find import find_thing
-    from rollbook.runs.jobs.collected import progress_file_of
-    from rollbook.runs.jobs.finish import output_dir_of
+    from rollbook.runs.references import find
 
-    if Path(ref).exists() or "/" in ref or ref.endswith(".jsonl"):
-        return find_thing(Path(ref))
-    ledger = open_ledger(artifacts)
-    record = ledger.get(ref)
-    place = progress_file_of(record, ledger) or output_dir_of(record, ledger)
-    return find_thing(place if place is not None else Path(ref))
+    is_file = "/" in ref or ref.endswith(".jsonl")  # which need not be there: its failures may
+    return find_thing(Path(ref) if is_file else find(ref, artifacts).path)
 
 
 def _print(audit: Audit) -> None:

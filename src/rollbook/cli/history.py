@@ -20,10 +20,12 @@ from rollbook.cli.common import (
     open_ledger,
     print_json,
 )
+from rollbook.cli.lineage import tree_lines
 from rollbook.errors import UsageError
 
 if TYPE_CHECKING:
     from rollbook.runs.jobs.ledger import RunRecord
+    from rollbook.runs.lineage import Node
 
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, invoke_without_command=True, no_args_is_help=False
@@ -77,11 +79,17 @@ def show(
 
     from rollbook.cli.output import printable
 
-    plain = open_ledger(artifacts or context.obj[0]).get(ref).to_plain()
+    place = artifacts or context.obj[0]
+    record = open_ledger(place).get(ref)
+    plain, node = record.to_plain(), _lineage_of(record, place)
     if as_json or context.obj[1]:
-        print_json(plain)
-    else:
-        print(printable(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)), end="")
+        print_json({**plain, "lineage": node})
+        return
+    print(printable(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)), end="")
+    if node is not None and node.parents:
+        print("\nmade from:")
+        for line in tree_lines(node):
+            print(printable(line))
 
 
 @app.command()
@@ -100,6 +108,17 @@ def note(
         print_json({"id": record.id, "note": text})
     else:
         print(f"noted on {record.id}")
+
+
+def _lineage_of(record: RunRecord, artifacts: Path) -> Node | None:
+    """What its files say it was made from; None where they are gone, or nobody knows where they are."""
+    from rollbook.runs.lineage import lineage
+    from rollbook.runs.references import find
+
+    try:
+        return lineage(find(record.id, artifacts).path)
+    except UsageError:
+        return None
 
 
 def _matches(

@@ -29,6 +29,7 @@ COMMANDS = {
     "replay": "take a recorded training step again, and name the first thing that differs",
     "query": "SQL over runs and collections: metrics, rollouts, steps, tokens and more",
     "tokens": "what the loss did, token by token: masks, mismatch, what-ifs",
+    "lineage": "what a checkpoint, dataset or collection was made from, each link compared",
     "audit": "prove that nothing was lost: every prompt, rollout, turn and token in one place",
     "plot": "the curves of a run as a picture, at any time",
     "demo": "the whole loop on a tiny model: fine-tune, train with rewards, read back",

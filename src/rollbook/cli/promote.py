@@ -26,10 +26,9 @@ def promote(
     """Write a checkpoint of a run, also of one that failed, into runtime_info.output of a config."""
     from rollbook.runs.jobs.finish import find_checkpoint, output_dir_of, publish_again
     from rollbook.runs.jobs.ledger import Ledger
+    from rollbook.runs.references import split_step
 
-    name, _, step = ref.rpartition("@") if "@" in ref else (ref, "", "")
-    if step and not step.isdigit():
-        raise UsageError(f"{step!r} is not a step; write it like {name}@200")
+    name, step = split_step(ref)
     ledger = Ledger(artifacts)
     record = ledger.get(name)
     directory = output_dir_of(record, ledger)
@@ -39,7 +38,7 @@ def promote(
         if record.config is None:
             raise UsageError(f"{record.id} had no config; name one with --config path/to/config.yaml")
         config = ledger.resolve(record.config)
-    saved = find_checkpoint(directory, int(step) if step else None)
+    saved = find_checkpoint(directory, step)
     result = publish_again(ledger, record, config, saved)
     if as_json:
         print_json(

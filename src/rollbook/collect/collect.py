@@ -28,6 +28,7 @@ from rollbook.collect.output import put_in_order, verify
 from rollbook.collect.results import SYNC, Results
 from rollbook.collect.settings import CollectSettings, seconds
 from rollbook.errors import Interrupted, WriteError
+from rollbook.records.complete import file_facts
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.locks import FileLock, lock_path
 from rollbook.records.progress import Progress
@@ -86,7 +87,7 @@ def collect(
             found = verify(files.output, checked.rows, settings.num_repeats)
             is_ordered = settings.ordered and put_in_order(files.output, found)
         if is_recorded:
-            checked.manifest.end(progress.coverage, is_ordered=is_ordered)
+            checked.manifest.end(progress.coverage, file_facts(files.output), is_ordered=is_ordered)
     return progress
 
 

@@ -15,6 +15,7 @@ import orjson
 
 from rollbook.errors import BadFileError, UsageError
 from rollbook.records.atomic import write_atomic
+from rollbook.records.complete import FileFacts
 from rollbook.records.config import ConfigChange, diff_configs
 from rollbook.records.plain import utc_now
 from rollbook.records.redact import redact_tree
@@ -65,12 +66,17 @@ class Manifest:
         self.sessions.append(session)
         plain = msgspec.to_builtins(session)
         self._content = {**self._content, **plain, "sessions": [*self._content["sessions"], plain]}
-        self._content.pop("coverage", None)
+        for key in ("coverage", "output_bytes", "output_xxh3_128"):
+            self._content.pop(key, None)
         self._write()
 
-    def end(self, coverage: dict[str, int], *, is_ordered: bool) -> None:
-        """`is_ordered`: lines were moved, so that `session_at` cannot tell them apart any more."""
+    def end(self, coverage: dict[str, int], output: FileFacts, *, is_ordered: bool) -> None:
+        """`output`: its size and digest now, by which `rollbook lineage` knows it.
+
+        `is_ordered`: lines were moved, so that `session_at` cannot tell them apart any more.
+        """
         self._content["coverage"] = coverage
+        self._content |= {"output_bytes": output.bytes, "output_xxh3_128": output.xxh3_128}
         if is_ordered:
             self._content["ordered"] = True
         self._write()

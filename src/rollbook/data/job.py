@@ -28,7 +28,7 @@ import xxhash
 from rollbook.data.output import RowOutput, refuse_existing
 from rollbook.data.progress import NO_PROGRESS, Progress
 from rollbook.errors import BadFileError, RollbookError, UsageError
-from rollbook.records.complete import complete_files
+from rollbook.records.complete import complete_files, file_facts
 from rollbook.records.datasets import DataManifest, InputRecord, manifest_owner, manifest_path
 from rollbook.records.rows import COMPRESSED, Row, RowCount, read_rows
 from rollbook.runs.resolve import Inputs, find_inputs
@@ -176,7 +176,7 @@ class DataJob:
             InputRecord(
                 path=str(path),
                 bytes=self.ends[path],
-                xxh3_128=self._digests.get(path) or _digest(path, self.ends[path]),
+                xxh3_128=self._digests.get(path) or file_facts(path, end=self.ends[path]).xxh3_128,
                 rows=count.rows,
             )
             for path, count in self._read.items()
@@ -211,13 +211,6 @@ def _state(path: Path) -> os.stat_result:
 
 def _changed(path: Path) -> RollbookError:
     return RollbookError(f"{path} was changed while it was read; nothing is written, try again")
-
-
-def _digest(path: Path, end: int) -> str:
-    digest = xxhash.xxh3_128()
-    for chunk in _chunks(path, end):
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _chunks(path: Path, end: int) -> Iterator[bytes]:

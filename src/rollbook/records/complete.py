@@ -54,16 +54,42 @@ class CompleteMark(msgspec.Struct):
     files: dict[str, FileFacts] | None = None
 
 
-def file_facts(path: Path, *, sync: bool = False) -> FileFacts:
-    """Size and digest of a file, which is also put on the disk if asked."""
+def file_facts(
+    path: Path, *, end: int | None = None, sync: bool = False, advance: Callable[[int], None] | None = None
+) -> FileFacts:
+    """Size and digest of a file, or of its first `end` bytes; `sync` also puts it on the disk.
+
+    `advance` is called with the number of bytes just read.
+    """
     digest, size = xxhash.xxh3_128(), 0
     with path.open("rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK):
+        while chunk := file.read(_CHUNK if end is None else min(_CHUNK, end - size)):
             digest.update(chunk)
             size += len(chunk)
+            if advance is not None:
+                advance(len(chunk))
         if sync:
             os.fsync(file.fileno())
     return FileFacts(size, digest.hexdigest())
+
+
+def directory_facts(
+    directory: Path, *, verify: bool = False, advance: Callable[[int], None] | None = None
+) -> FileFacts:
+    """Size of all files of a directory, and a digest of their names, sizes and digests.
+
+    Files that `COMPLETE` names are not read again, unless they are to be verified; others do not count there.
+    """
+    mark = read_mark(directory)
+    files = (mark.files or None) if mark is not None else None
+    if files is None or verify:
+        found = [path for path in directory.rglob("*") if path.is_file() and path.name != COMPLETE]
+        names = [path.relative_to(directory).as_posix() for path in found]
+        chosen = [name for name in names if files is None or name in files]
+        files = {name: file_facts(directory / name, advance=advance) for name in chosen}
+    lines = (f"{name}\0{facts.bytes}\0{facts.xxh3_128}\n" for name, facts in sorted(files.items()))
+    digest = xxhash.xxh3_128_hexdigest("".join(lines).encode("utf-8", "surrogateescape"))
+    return FileFacts(sum(facts.bytes for facts in files.values()), digest)
 
 
 def unfinished_path(target: Path) -> Path:

@@ -24,6 +24,7 @@ from rollbook.errors import BadFileError
 from rollbook.records.atomic import write_atomic
 from rollbook.records.plain import utc_now
 from rollbook.records.record import Record
+from rollbook.records.run_inputs import RunInput
 from rollbook.version import __version__
 
 _REPORTED_PACKAGES = ("torch", "transformers", "peft", "vllm", "trl", "numpy", "datasets")
@@ -54,6 +55,7 @@ class RunInfo(Record, kw_only=True):
     total_iterations: int | None = None
     command: list[str] | None = None
     logs: list[str] | None = None  # what `append_log` was asked for: a resume cuts these back too
+    inputs: list[RunInput] | None = None  # what it was made from
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> RunInfo:

@@ -24,7 +24,7 @@ from rollbook.rl.console import Console
 from rollbook.rl.player import Player
 from rollbook.rl.schedule import Schedule
 from rollbook.rl.settings import RlSettings, SamplerSettings, differences
-from rollbook.rl.sources import Sources, changes_since, sources_of
+from rollbook.rl.sources import Sources, changes_since, inputs_of, sources_of
 from rollbook.rl.tasks import TaskPool, open_pools
 from rollbook.rl.watch import Watch
 from rollbook.runs.handoff import resolve_checkpoint
@@ -42,6 +42,7 @@ from rollbook.train.loading import DTYPES, load_model
 from rollbook.train.machine import choose_micro_batch_tokens, choose_threads, describe_machine
 from rollbook.train.memory import cache_bytes, free_bytes, gib, refuse_too_large
 from rollbook.train.model import Model
+from rollbook.train.model_files import model_input
 from rollbook.train.model_settings import ModelSettings, OptimizerSettings
 from rollbook.train.optimizer import Optimizer
 from rollbook.train.processes import Processes
@@ -290,6 +291,9 @@ def open_job(
         )
         if run.resumed_from != start.record:
             raise UsageError(f"{settings.log_path} changed while it was being opened; run the command again")
+        run.note_inputs(inputs_of(pools, held_out.values()))
+        if start.checkpoint is None and (source := model_input(settings.model)) is not None:
+            run.note_inputs([source])
         policy.update(run.next_iteration)
         console = Console(log, total=settings.iterations, samples_every=settings.samples_every)
         opened.callback(console.clear)

@@ -7,7 +7,7 @@ terminal and in the alerts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import msgspec
 
 from rollbook.errors import UsageError
 from rollbook.records.complete import file_facts
+from rollbook.records.run_inputs import RunInput, file_input
 from rollbook.rl.tasks import TaskPool
 from rollbook.train.state import read_extra
 
@@ -37,6 +38,20 @@ class Sources(msgspec.Struct, omit_defaults=True):
 
 def sources_of(pools: Sequence[TaskPool], frozen_weights: str | None) -> Sources:
     return Sources({pool.settings.label: _digests(pool) for pool in pools}, frozen_weights)
+
+
+def inputs_of(pools: Sequence[TaskPool], held_out: Iterable[TaskPool]) -> list[RunInput]:
+    """What run.json says of tasks and environments."""
+    found = []
+    for pool in pools:
+        code = pool.source.describe()
+        known = code.get("source_sha256") or f"version {code['version']}"
+        found.append(RunInput(what="environment", path=pool.settings.name, code=str(known)))
+        if pool.source.rows is not None:
+            found.append(file_input("tasks", pool.source.rows.path))
+    trained = [pool.source for pool in pools]
+    others = [pool.source.rows for pool in held_out if pool.source not in trained]
+    return found + [file_input("eval tasks", rows.path) for rows in others if rows is not None]
 
 
 def changes_since(checkpoint: Path, now: Sources) -> list[str]:

@@ -10,7 +10,7 @@ those logs back too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -21,6 +21,7 @@ from rollbook.records.iterations import IterationRecord
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.layout import TRAIN, RunFiles
 from rollbook.records.rollouts import Trajectory
+from rollbook.records.run_inputs import RunInput
 from rollbook.runs.run import Run
 from rollbook.runs.run_logs import checked_log
 
@@ -112,6 +113,9 @@ class NullRun:
         """Leave it to the first process."""
 
     def add_token_export(self, manifest: Path) -> None:
+        """Leave it to the first process."""
+
+    def note_inputs(self, inputs: Iterable[RunInput]) -> None:
         """Leave it to the first process."""
 
     def finish_iteration(self, record: IterationRecord) -> None:

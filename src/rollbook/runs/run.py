@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ from rollbook.records.plain import utc_now
 from rollbook.records.redact import redact_text
 from rollbook.records.rollouts import describe_error
 from rollbook.records.run_info import write_run_info
+from rollbook.records.run_inputs import RunInput, with_new
 from rollbook.records.token_files import TOKEN_EXPORTS
 from rollbook.runs.announce import End, enter_history, is_supervised, write_output_dir_note
 from rollbook.runs.finished import FinishedIterations
@@ -207,6 +208,18 @@ class Run:
         known = self.info.extra.get(TOKEN_EXPORTS) or []
         if name not in known:
             self.info.extra[TOKEN_EXPORTS] = [*known, name]
+            write_run_info(self.files.run, self.info)
+
+    def note_inputs(self, inputs: Iterable[RunInput]) -> None:
+        """Note in run.json what the run is made from, for `rollbook lineage`.
+
+        They are made by `file_input("data", path)` and `directory_input("model", path)` of
+        `rollbook.records.run_inputs`.
+        """
+        self._refuse_if_closed()
+        known = self.info.inputs or []
+        self.info.inputs = with_new(known, inputs, self.attempt)
+        if len(self.info.inputs) > len(known):
             write_run_info(self.files.run, self.info)
 
     def finish_iteration(self, record: IterationRecord) -> None:

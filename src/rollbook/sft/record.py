@@ -6,7 +6,7 @@ trainer_log.jsonl, trainer_state.json and the results. A `checkpoint-<step>/` is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from rollbook.records.alerts import Level
 from rollbook.records.atomic import write_atomic
 from rollbook.records.complete import complete_directory, remove_directory, remove_unfinished
 from rollbook.records.metrics import ALIASES
+from rollbook.records.run_inputs import RunInput
 from rollbook.records.token_files import RunIdentity
 from rollbook.records.trainer_log import (
     ALL_RESULTS,
@@ -93,6 +94,10 @@ class SftRecord:
     def identity(self) -> RunIdentity:
         """Whose records a token export holds."""
         return RunIdentity(self._run.id, self._run.attempt)
+
+    def note_inputs(self, inputs: Iterable[RunInput]) -> None:
+        """Note in run.json what the run is made from."""
+        self._run.note_inputs(inputs)
 
     def add_token_export(self, manifest: Path) -> None:
         self._run.add_token_export(manifest)

@@ -21,6 +21,7 @@ from rollbook.errors import UsageError
 from rollbook.policies.chat_format import ChatFormat
 from rollbook.policies.chat_template import TemplateError
 from rollbook.records.complete import is_complete, make_once, read_mark
+from rollbook.records.run_inputs import RunInput, file_input
 from rollbook.runs.resolve import find_inputs
 from rollbook.sft.conversations import read_conversations
 from rollbook.sft.settings import DatasetSettings, DataSettings
@@ -59,8 +60,9 @@ class TokenReport(msgspec.Struct, kw_only=True):
 class TokenStore:
     """Samples by number."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, sources: Sequence[RunInput] = ()) -> None:
         self.key = directory.name  # says from what the samples were made, and how
+        self.sources = list(sources)  # the files, as they are now
         self.report = msgspec.json.decode((directory / "report.json").read_bytes(), type=TokenReport)
         self._ends = np.fromfile(directory / "ends.bin", dtype=np.int64)
         empty = not self.report.tokens  # a file of no bytes cannot be mapped
@@ -95,6 +97,11 @@ class Corpus:
     @property
     def sizes(self) -> list[int]:
         return [len(store) for store in self.stores]
+
+    @property
+    def sources(self) -> list[RunInput]:
+        """The files that the samples are from."""
+        return [source for store in self.stores for source in store.sources]
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -131,13 +138,13 @@ def tokenise(
     log: Callable[[str], None] = lambda _: None,
 ) -> TokenStore:
     """The store of a dataset, made unless it is there. Of several that want it one makes it, others wait."""
-    source = _source_digest(dataset)
+    sources = [file_input("data", path) for path in find_inputs([dataset.path]).paths]
 
     def make(directory: Path) -> None:
         _write_store(directory, dataset, data, chat, log)
 
-    directory = cache / _key(source, dataset, chat, data)
-    return TokenStore(make_once(directory, make, is_usable=_has_all, on_wait=log))
+    directory = cache / _key(sources, dataset, chat, data)
+    return TokenStore(make_once(directory, make, is_usable=_has_all, on_wait=log), sources)
 
 
 def _has_all(directory: Path) -> bool:
@@ -195,18 +202,10 @@ def _fitted(sample: Example, data: DataSettings, report: TokenReport) -> Example
     return sample
 
 
-def _key(source: str, dataset: DatasetSettings, chat: ChatFormat, data: DataSettings) -> str:
-    content = hashlib.sha256(source.encode())
+def _key(sources: Sequence[RunInput], dataset: DatasetSettings, chat: ChatFormat, data: DataSettings) -> str:
+    content = hashlib.sha256("".join(str(source.xxh3_128) for source in sources).encode())
     how = [__version__, data.max_length, data.too_long, data.train_on, data.may_drop, chat.chat_template]
     content.update(orjson.dumps(how))
     content.update(chat.tokenizer.backend_tokenizer.to_str().encode())
     content.update(dataset.format.encode())
-    return content.hexdigest()[:24]
-
-
-def _source_digest(dataset: DatasetSettings) -> str:
-    content = hashlib.sha256()
-    for path in find_inputs([dataset.path]).paths:
-        with path.open("rb") as file:
-            content.update(hashlib.file_digest(file, "sha256").digest())
     return content.hexdigest()[:24]

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from rollbook.records.complete import unfinished_path
+from rollbook.records.run_inputs import RunInput
 from rollbook.records.token_files import export_files
 from rollbook.records.trainer_log import STATE
 from rollbook.runs.stop_signals import Stopped, StopSignals
@@ -26,6 +27,7 @@ from rollbook.sft.settings import SftSettings
 from rollbook.train.engine import Engine, StepOutput
 from rollbook.train.export import NoTokenExport, open_export
 from rollbook.train.losses import CrossEntropy
+from rollbook.train.model_files import model_input
 from rollbook.train.processes import Processes
 from rollbook.train.schedule import learning_rate
 from rollbook.train.state import load_training_state, save_training_state
@@ -65,6 +67,7 @@ def train(
             open_record(job, artifacts, progress, overwrite=overwrite) as record,
             StopSignals("saving after this step") as stop,
         ):
+            record.note_inputs(inputs_of(job, checkpoint))
             describe(job)
             with open_export_of(job, record) as export:
                 return take_steps(job, engine, record, progress, export, lambda: processes.any(stop.asked))
@@ -239,6 +242,15 @@ def describe(job: Job) -> None:
     job.log(f"{everything:,} parameters, {trained:,} trained")
     job.log(f"{len(job.corpus)} samples, {tokens:,} tokens{packed}")
     job.log(f"{job.total_steps} steps of {job.epochs.rows_per_step} rows")
+
+
+def inputs_of(job: Job, checkpoint: Path | None) -> list[RunInput]:
+    """What run.json says the run is made from. The model was noted when it began."""
+    found = list(job.corpus.sources)
+    if job.eval_corpus is not None:
+        found += [msgspec.structs.replace(one, what="eval data") for one in job.eval_corpus.sources]
+    source = model_input(job.settings.model) if checkpoint is None else None
+    return found if source is None else [*found, source]
 
 
 def open_record(job: Job, artifacts: Path, progress: Progress, *, overwrite: bool) -> SftRecord:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rollbook.errors import BadFileError, UsageError
+from rollbook.records.run_inputs import RunInput, directory_input
 from rollbook.train.model_settings import COMMIT, ModelSettings
 
 # Files at the top of a repository: weights, settings, vocabulary, chat template.
@@ -35,6 +36,14 @@ def directory_of(settings: ModelSettings) -> Path | None:
         hint = "; for a model of the hub set model.hub and model.revision" if looks_like_hub else ""
         raise UsageError(f"model.path {path}: no such directory{hint}")
     return path.absolute()  # adapters name their base, and are read from anywhere
+
+
+def model_input(settings: ModelSettings) -> RunInput | None:
+    """What run.json says of the model that training begins with; None for random weights."""
+    if settings.hub is not None:
+        return RunInput(what="hub model", path=f"{settings.hub}@{settings.revision}")
+    directory = directory_of(settings)
+    return None if directory is None else directory_input("model", directory)
 
 
 def tokenizer_of(settings: ModelSettings) -> Path | None:

@@ -11,6 +11,7 @@ import pytest
 from collecting import config, run, script, small_input
 from rollbook.collect.manifest import Manifest, Session, read_manifest
 from rollbook.errors import BadFileError, UsageError
+from rollbook.records.complete import FileFacts
 
 VERSION_1 = {
     "schema_version": 1,
@@ -93,7 +94,7 @@ def test_the_last_session_stands_at_the_top(tmp_path: Path) -> None:
     manifest = Manifest(tmp_path / "m.json", "out.jsonl")
     for rows in (1, 2):
         manifest.begin(Session(repeats=1, rows=rows, meaning={}, output_start=rows))
-        manifest.end({"expected": rows}, is_ordered=False)
+        manifest.end({"expected": rows}, FileFacts(rows, "d"), is_ordered=False)
     content = orjson.loads((tmp_path / "m.json").read_bytes())
     assert (content["schema_version"], content["rows"], content["coverage"]) == (2, 2, {"expected": 2})
     assert [session["rows"] for session in content["sessions"]] == [1, 2]

@@ -86,7 +86,7 @@ def test_a_line_being_written_is_not_an_error(tmp_path: Path) -> None:
 
 
 def test_wrong_paths_say_what_is_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no such directory"):
+    with pytest.raises(UsageError, match="no such file or directory"):
         open_run(tmp_path / "nothing")
     Run(tmp_path / "a-run").close()
     with pytest.raises(UsageError, match="a-run"):

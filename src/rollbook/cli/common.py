@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rollbook.errors import UsageError
-from rollbook.records.layout import INDEX_YAML
 
 if TYPE_CHECKING:
-    from rollbook.runs.jobs.ledger import Ledger, RunRecord
+    from rollbook.runs.jobs.ledger import Ledger
 
 Artifacts = Annotated[
     Path, typer.Option("--artifacts", envvar="ROLLBOOK_ARTIFACTS", help="the directory of the run history")
@@ -37,23 +36,6 @@ def open_ledger(artifacts: Path) -> Ledger:
     if artifacts != ARTIFACTS and not artifacts.is_dir():
         raise UsageError(f"--artifacts {artifacts}: no such directory")
     return Ledger(artifacts)
-
-
-def directory_or_run(ref: str, artifacts: Path) -> tuple[Path | None, RunRecord | None]:
-    """A run of the history, or a run directory; a bare word is looked up in the history first."""
-    from rollbook.runs.jobs.finish import output_dir_of
-
-    path = Path(ref)
-    if path.is_dir() and ("/" in ref or not (artifacts / INDEX_YAML).exists()):
-        return path, None
-    ledger = open_ledger(artifacts)
-    try:
-        record = ledger.get(ref)
-    except UsageError:
-        if path.is_dir():
-            return path, None
-        raise
-    return output_dir_of(record, ledger), record
 
 
 def why_failed(reason: str | None, error: dict[str, Any] | None, exit_code: int | None) -> str | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, directory_or_run, open_ledger, print_json
+from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, open_ledger, print_json
 from rollbook.errors import UsageError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -15,12 +15,12 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def diff(
-    a: Annotated[str, typer.Argument(help="a run of the history, or a run directory")],
+    a: Annotated[str, typer.Argument(help="a run (its name, id or directory) or the output of a collection")],
     b: Annotated[str, typer.Argument(help="another one")],
     artifacts: Artifacts = ARTIFACTS,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the configs and the last metrics of two runs."""
+    """Compare the settings and the last metrics of two runs, or of two collections."""
     from rollbook.cli.output import printable
     from rollbook.records.config import diff_configs
 
@@ -44,10 +44,14 @@ def diff(
 
 def _side(ref: str, artifacts: Path) -> dict[str, Any]:
     from rollbook.records.config import read_config
+    from rollbook.runs.references import find
     from rollbook.runs.settings import read_yaml
 
-    directory, record = directory_or_run(ref, artifacts)
-    places = [directory] if directory is not None else []
+    found = find(ref, artifacts)
+    if found.path.is_file():
+        return {"name": found.name, **_collection(found.path)}
+    directory, record = found.run_directory, found.record
+    places = [directory]
     metrics: dict[str, Any] = {}
     if record is not None:
         metrics = dict(record.metrics or {})
@@ -59,14 +63,29 @@ def _side(ref: str, artifacts: Path) -> dict[str, Any]:
             config = read_yaml(place / "config.yaml")
         if (place / "config.json").exists():
             config = read_config(place / "config.json")
-    if directory is not None and (directory / "metrics.jsonl").exists():
+    if (directory / "metrics.jsonl").exists():
         metrics |= _last_metrics(directory)
     runtime = config.get("runtime_info")
     if isinstance(runtime, dict):  # what a run hands over is its result, not its config
         config = {**config, "runtime_info": {key: value for key, value in runtime.items() if key != "output"}}
     if not config and not metrics:
         raise UsageError(f"{ref} has neither a config nor metrics to compare")
-    return {"name": record.id if record is not None else ref, "config": config, "metrics": metrics}
+    return {"name": found.name, "config": config, "metrics": metrics}
+
+
+def _collection(output: Path) -> dict[str, Any]:
+    """What its last session was to do, environment and policy first, and how it stands."""
+    from rollbook.records.datasets import is_collection, manifest_path, read_manifest
+    from rollbook.records.progress import progress_path, read_progress
+
+    manifest = read_manifest(output)
+    if not is_collection(manifest):
+        raise UsageError(f"{output}: no run, and no collection: no {manifest_path(output).name} is beside it")
+    meaning = manifest["meaning"]
+    settings = {key: manifest[key] for key in ("repeats", "input", "input_sha256", "rows") if key in manifest}
+    progress = read_progress(progress_path(output))
+    metrics = {} if progress is None else {**progress.coverage, "reward_mean": progress.reward_mean}
+    return {"config": {**meaning, **settings}, "metrics": metrics or manifest.get("coverage") or {}}
 
 
 def _last_metrics(directory: Path) -> dict[str, Any]:

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, directory_or_run, print_json
-from rollbook.errors import UsageError
+from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, print_json
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -28,10 +27,10 @@ def plot(
     """Draw the curves of a run, finished, running or crashed."""
     from rollbook.records.layout import RunFiles
     from rollbook.runs.plots import curves_of, draw
+    from rollbook.runs.references import find
 
-    directory, record = directory_or_run(ref, artifacts)
-    if directory is None:
-        raise UsageError(f"{ref} did not say where it writes; give a directory: rollbook plot DIR")
+    found = find(ref, artifacts)
+    directory, record = found.run_directory, found.record
     title = f"{record.name} ({record.status})" if record is not None else directory.name
     curves = curves_of(directory, metric or ())
     is_ours = record is not None or RunFiles(directory).run.exists()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, directory_or_run, number, print_json
+from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, number, print_json
 from rollbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,12 +68,10 @@ def replay(
 
 
 def _path(run: str, artifacts: Path) -> Path:
-    if Path(run).is_file():
-        return Path(run)
-    directory, record = directory_or_run(run, artifacts)
-    if directory is None:
-        raise UsageError(f"{record.id if record else run} did not say where it writes; give its directory")
-    return directory
+    from rollbook.runs.references import find
+
+    found = find(run, artifacts)
+    return found.path if found.path.is_file() else found.run_directory
 
 
 def _span(path: Path, iteration: str | None, every: bool) -> range | None:

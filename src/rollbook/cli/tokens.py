@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, directory_or_run, print_json
+from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, print_json
 from rollbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -64,13 +64,10 @@ def tokens(
 
 def _source(ref: str, artifacts: Path) -> TokenSource:
     from rollbook.records.token_places import token_source
+    from rollbook.runs.references import find
 
-    if Path(ref).is_file():
-        return token_source(Path(ref))
-    directory, _ = directory_or_run(ref, artifacts)
-    if directory is None:
-        raise UsageError(f"{ref} did not say where it writes; give a directory: rollbook tokens DIR")
-    return token_source(directory)
+    found = find(ref, artifacts)
+    return token_source(found.path if found.path.is_file() else found.run_directory)
 
 
 def _band(words: str) -> Band:

@@ -8,8 +8,9 @@ from typing import Any
 import orjson
 
 from rollbook.errors import BadFileError
-from rollbook.records.datasets import is_collection, side_file
+from rollbook.records.datasets import is_collection
 from rollbook.records.layout import RunFiles
+from rollbook.records.progress import progress_path
 from rollbook.records.run_info import RunInfo
 from rollbook.runs.resolve import Owner
 
@@ -44,7 +45,7 @@ def _of_run(root: Path, info: RunInfo | None) -> dict[str, Any]:
 def _of_rows(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     coverage, sessions = manifest.get("coverage") or {}, manifest.get("sessions")
     if not coverage:  # a collection under way
-        progress = _read_json(side_file(path, "_progress.json")) or {}
+        progress = _read_json(progress_path(path)) or {}
         counts = {**progress, "ok": progress.get("done")}
     return {
         "kind": "collect" if is_collection(manifest) else "data",

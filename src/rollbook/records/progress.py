@@ -13,6 +13,7 @@ import msgspec
 import orjson
 
 from rollbook.records.atomic import write_atomic
+from rollbook.records.datasets import manifest_owner, side_file
 
 # Words of earlier versions.
 _STATUSES = {"complete": "completed", "incomplete": "failed", "stopped": "interrupted"}
@@ -56,6 +57,20 @@ class Progress(msgspec.Struct, kw_only=True):
     def coverage(self) -> dict[str, int]:
         """What a manifest keeps of it."""
         return {"expected": self.expected, "ok": self.done, "failed": self.failed, "missing": self.missing}
+
+
+_ENDING = "_progress.json"
+
+
+def progress_path(output: Path) -> Path:
+    """The file beside the output of a collection."""
+    return side_file(output, _ENDING)
+
+
+def output_of_progress(progress: Path) -> Path:
+    """The output of a collection, by its progress file."""
+    stem = progress.name.removesuffix(_ENDING)
+    return manifest_owner(progress.with_name(f"{stem}_manifest.json")) or progress.with_name(f"{stem}.jsonl")
 
 
 def write_progress(path: Path, progress: Progress) -> None:

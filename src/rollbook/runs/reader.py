@@ -19,6 +19,7 @@ from rollbook.errors import UsageError
 from rollbook.records import logtree
 from rollbook.records.alerts import Alert
 from rollbook.records.checkpoints import CheckpointRecord, newest_complete, read_checkpoints
+from rollbook.records.complete import COMPLETE
 from rollbook.records.config import read_config
 from rollbook.records.iterations import IterationRecord, read_iterations
 from rollbook.records.layout import TRAIN, Artifact, IterationFile, Layout, RunFiles, base_name
@@ -158,11 +159,16 @@ class RunReader:
                 yield found
 
 
-def open_run(path: str | Path) -> RunReader:
-    """Open a run directory for reading; a clear error when there is none."""
-    root = Path(path).expanduser()
-    if not root.is_dir():
-        raise UsageError(f"{root}: no such directory")
+def open_run(ref: str | Path, *, artifacts: str | Path = "artifacts") -> RunReader:
+    """Open a run for reading; a clear error when there is none.
+
+    `ref` is its directory, a checkpoint in it, or its name, id or `latest` in the history of `artifacts`.
+    """
+    root = Path(ref).expanduser()
+    if not root.is_dir() or (root / COMPLETE).exists():
+        from rollbook.runs.references import find  # only names need the history
+
+        root = find(ref, Path(artifacts)).run_directory
     if not _holds_run(root):
         below = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and _holds_run(entry))
         hint = f"; its runs are below it, e.g. {root / below[0]}" if below else ""

@@ -6,14 +6,20 @@ path (it has a `/` or an ending), so that a directory that happens to have the n
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
 from rollbook.errors import UsageError
 from rollbook.records.layout import INDEX_YAML
+from rollbook.records.progress import output_of_progress
 from rollbook.runs.jobs.collected import progress_file_of
 from rollbook.runs.jobs.finish import find_checkpoint, output_dir_of
 from rollbook.runs.jobs.ledger import Ledger, RunRecord
+from rollbook.runs.lineage import run_of_checkpoint
+
+ARTIFACTS = Path("artifacts")
+_FOREIGN_CHECKPOINT = re.compile(r"checkpoint-\d+")
 
 
 class Found(NamedTuple):
@@ -22,9 +28,26 @@ class Found(NamedTuple):
     path: Path  # a run's directory, a checkpoint, the output of a collection, any file
     record: RunRecord | None = None
 
+    @property
+    def name(self) -> str:
+        return self.record.id if self.record is not None else str(self.path)
+
+    @property
+    def run_directory(self) -> Path:
+        """The directory of the run; that of a checkpoint is the one that it stands in."""
+        if not self.path.is_dir():
+            raise UsageError(
+                f"{self.path} is a file of rows, and no run; rollbook query and rollbook data read it"
+            )
+        if _FOREIGN_CHECKPOINT.fullmatch(self.path.name) and not (self.path / "run.json").exists():
+            return run_of_checkpoint(self.path) or self.path.parent
+        return run_of_checkpoint(self.path) or self.path
+
 
 def find(ref: str | Path, artifacts: Path) -> Found:
     """Raises a UsageError that says what was looked for."""
+    if artifacts != ARTIFACTS and not artifacts.is_dir():
+        raise UsageError(f"--artifacts {artifacts}: no such directory")
     text = str(ref)
     path = Path(ref).expanduser()
     if path.exists() and (_looks_like_a_path(text) or not (artifacts / INDEX_YAML).exists()):
@@ -40,7 +63,7 @@ def find(ref: str | Path, artifacts: Path) -> Found:
             raise UsageError(f"{text}: no such file or directory") from None
         raise
     if (progress := progress_file_of(record, ledger)) is not None:
-        return Found(progress.with_name(f"{progress.name.removesuffix('_progress.json')}.jsonl"), record)
+        return Found(output_of_progress(progress), record)
     directory = output_dir_of(record, ledger)
     if directory is None:
         raise UsageError(f"{record.id} did not say where it writes; start it with --output-dir next time")

@@ -24,6 +24,7 @@ from rollbook.records.layout import TRAIN, Artifact, RunFiles, eval_split
 from rollbook.records.run_info import RunInfo, read_run_info
 from rollbook.records.token_files import TOKEN_EXPORTS
 from rollbook.records.token_places import TokenSource, manifest_beside, token_source
+from rollbook.runs.lineage import run_of_checkpoint
 
 
 class Role(StrEnum):
@@ -194,15 +195,26 @@ def _expanded(thing: str) -> list[Path]:
     # The pattern may be absolute or begin with `..`, which Path.glob does not take.
     matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207
     if not (found := [match for match in matches if match.is_dir() or role_of(match) is not None]):
-        raise UsageError(f"{thing}: no such file or directory")
+        return [_of_history(thing)]
     return found
+
+
+def _of_history(name: str) -> Path:
+    """What a name, an id or `latest` stands for in the history."""
+    from rollbook.runs.references import ARTIFACTS, find  # only names need the history
+
+    try:
+        found = find(name, ARTIFACTS)
+    except UsageError:
+        raise UsageError(f"{name}: no such file or directory, and no run of the history") from None
+    return found.run_directory if found.path.is_dir() else found.path
 
 
 def _owners_in(directory: Path) -> list[Owner]:
     source = token_source(directory)
     if source.only is not None:  # `token_exports/` or a directory in it
         return [_tokens_only(source)]
-    return list(_inside(directory, is_top=True))
+    return list(_inside(run_of_checkpoint(directory) or directory, is_top=True))
 
 
 def _inside(directory: Path, *, is_top: bool) -> Iterator[Owner]:

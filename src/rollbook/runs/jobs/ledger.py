@@ -185,7 +185,10 @@ class Ledger:
         return runs
 
     def get(self, ref: str, *, reconcile: bool = True) -> RunRecord:
-        """The run of an id, the beginning of one, a name or a directory (its newest run), or `latest`."""
+        """The run of an id, the beginning of one, a name, a directory or something in it, or `latest`.
+
+        Of several runs of a name or a directory it is the newest. `name@step` is the run of that name.
+        """
         runs = list(self._runs(reconcile).values())
         if not runs:
             raise UsageError(
@@ -196,13 +199,20 @@ class Ledger:
         for key in ("id", "name"):
             if named := [run for run in runs if run.get(key) == ref]:
                 return self._record(named[-1])
-        written = self.relative(ref)
-        if here := [run for run in runs if run.get("output_dir") == written]:
+        if here := [run for run in runs if run.get("output_dir") in self._directories(ref)]:
             return self._record(here[-1])
+        name, _, step = ref.rpartition("@")
+        if step.isdigit() and (named := [run for run in runs if name in (run.get("id"), run.get("name"))]):
+            return self._record(named[-1])
         begun = [run["id"] for run in runs if ref and run["id"].startswith(ref)]
         if len(begun) == 1:
             return self._record(next(run for run in runs if run["id"] == begun[0]))
         raise UsageError(_refusal(ref, begun, runs))
+
+    def _directories(self, ref: str) -> set[str]:
+        """A path and what is above it, as records hold them."""
+        place = Path(self.relative(ref))
+        return {str(one) for one in (place, *place.parents) if one.name}
 
     def relative(self, path: Path | str) -> str:
         """A path as records hold it: relative to the directory of `artifacts/` if it lies below it."""

@@ -1,4 +1,4 @@
-"""The chain from a collection over datasets and fine-tuning to RL: verified, and broken."""
+"""A collection, datasets made of it, a fine-tuning, RL on top: its lineage, and every way to name a part."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+import rollbook
+from rollbook.cli.main import main
 from rollbook.errors import UsageError
 from rollbook.records.complete import directory_facts, file_facts
 from rollbook.records.run_inputs import directory_input, file_input
 from rollbook.runs.lineage import Node, Status, lineage
-from rollbook.runs.references import find
+from rollbook.runs.references import ARTIFACTS, find
 from rollbook.runs.run import Run
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789+-=? ."
@@ -241,10 +243,85 @@ def test_the_digest_of_a_directory_is_of_names_and_bytes(tmp_path: Path) -> None
     assert directory_facts(tmp_path / "one") != directory_facts(tmp_path / "two")
 
 
-def test_a_reference_that_is_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_reference_that_is_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"nowhere\.jsonl: no such file or directory"):
-        find(tmp_path / "nowhere.jsonl", tmp_path / "artifacts")
+        find(tmp_path / "nowhere.jsonl", ARTIFACTS)
     with pytest.raises(UsageError, match="no run has been recorded yet"):
-        find("demo", tmp_path / "artifacts")
+        find("demo", ARTIFACTS)
     with pytest.raises(UsageError, match="'x' is not a step; write it like demo@200"):
-        find("demo@x", tmp_path / "artifacts")
+        find("demo@x", ARTIFACTS)
+
+
+# What may be typed for a run, by what it is.
+RUN = ["rl", "runs/rl", "rl@1", "runs/rl/checkpoints/000001"]
+TUNED = ["demo", "artifacts/model/demo", "demo@2", "artifacts/model/demo/checkpoint-2"]
+COLLECTION = ["rollouts", "rollouts.jsonl"]
+
+
+@pytest.mark.parametrize("ref", [*RUN, *TUNED])
+@pytest.mark.parametrize(
+    "words", ["status", "diff rl", "plot -o picture.png", "lineage", "audit", "logs", "history show"]
+)
+def test_commands_about_runs_take_every_reference(
+    made: Path, words: str, ref: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb, *more = words.split()
+    typed = ["history", "show", ref] if verb == "history" else [verb, ref, *more]
+    assert call(made, typed, monkeypatch) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ref", RUN)
+@pytest.mark.parametrize("words", ["tokens", "replay --iteration 0"])
+def test_commands_about_steps_take_every_reference(
+    made: Path, words: str, ref: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verb, *more = words.split()
+    assert call(made, [verb, ref, *more], monkeypatch) == 0
+
+
+@pytest.mark.parametrize("ref", COLLECTION)
+@pytest.mark.parametrize("words", ["status", "diff rollouts.jsonl", "lineage", "audit", "data stats"])
+def test_commands_about_collections_take_every_reference(
+    made: Path, words: str, ref: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verb, *more = words.split()
+    typed = ["data", "stats", ref] if verb == "data" else [verb, ref, *more]
+    assert call(made, typed, monkeypatch) == 0
+
+
+@pytest.mark.parametrize(
+    ("ref", "sql"),
+    [(ref, "select count(*) from metrics") for ref in [*RUN, *TUNED]]
+    + [(ref, "select count(*) from rollouts") for ref in COLLECTION],
+)
+def test_query_takes_every_reference(
+    made: Path, ref: str, sql: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(made, ["query", sql, ref, "--json"], monkeypatch) == 0
+    assert next(iter(json.loads(capsys.readouterr().out)[0].values())) > 0
+
+
+@pytest.mark.parametrize("ref", [*RUN, *TUNED])
+def test_open_run_takes_every_reference(made: Path, ref: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(made)
+    reader = rollbook.open_run(ref)
+    assert reader.info is not None and reader.info.kind == ("rl" if ref in RUN else "sft")
+
+
+@pytest.mark.parametrize("ref", ["demo", "demo@2", "artifacts/model/demo"])
+def test_promote_takes_a_run_and_a_step(made: Path, ref: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (made / "other.yaml").write_text("runtime_info:\n  output:\n")
+    assert call(made, ["promote", ref, "--config", "other.yaml"], monkeypatch) == 0
+    assert "checkpoint-2" in (made / "other.yaml").read_text()
+
+
+def call(directory: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit code of a command, in this process."""
+    monkeypatch.chdir(directory)
+    try:
+        main(words)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0

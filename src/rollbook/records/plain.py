@@ -39,6 +39,14 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
+def unix_time(text: Any) -> float | None:
+    """The moment a record's text names; None for anything else."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (TypeError, ValueError):
+        return None
+
+
 def to_plain(
     value: Any, key: str = "", nonfinite: list[str] | None = None, *, keep_nonfinite: bool = False
 ) -> Plain:
@@ -197,6 +205,15 @@ def encode(plain: Plain) -> bytes:
     except TypeError:
         line = orjson.dumps(_without_surrogates(plain))
     return as_one_line(line)
+
+
+def encode_document(plain: Plain) -> bytes:
+    """Plain data as a file that people read too: JSON with indentation and a newline at its end."""
+    try:
+        text = orjson.dumps(plain, option=orjson.OPT_INDENT_2)
+    except TypeError:
+        text = orjson.dumps(_without_surrogates(plain), option=orjson.OPT_INDENT_2)
+    return text + b"\n"
 
 
 def as_one_line(json: bytes) -> bytes:

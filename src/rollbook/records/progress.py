@@ -7,12 +7,11 @@ says `running`, too: whether its process lives is another question.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import orjson
 
 from rollbook.records.atomic import write_atomic
+from rollbook.records.plain import encode_document
 
 # Words of earlier versions.
 _STATUSES = {"complete": "completed", "incomplete": "failed", "stopped": "interrupted"}
@@ -59,8 +58,7 @@ class Progress(msgspec.Struct, kw_only=True):
 
 
 def write_progress(path: Path, progress: Progress) -> None:
-    plain: dict[str, Any] = msgspec.to_builtins(progress)
-    write_atomic(path, orjson.dumps(plain, option=orjson.OPT_INDENT_2) + b"\n", durable=False)
+    write_atomic(path, encode_document(msgspec.to_builtins(progress)), durable=False)
 
 
 def read_progress(path: Path) -> Progress | None:

@@ -18,9 +18,6 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any
 
-from rollbook.records.later import compiled_later
-from rollbook.records.redact_pem import redact_pem
-
 REDACTED = "[redacted]"
 _MAX_DEPTH = 200
 _MIN_ENVIRONMENT_VALUE = 8
@@ -36,44 +33,40 @@ class NameKind(Enum):
     HEADER = 3  # of a request: a secret whatever it is called
 
 
-_SECRET_NAME = compiled_later(  # of a name's words joined together
+_SECRET_NAME = re.compile(  # of a name's words joined together
     r".*(?:secret|password|passwd|passphrase|passcode|authorization|credential"
     r"|(?:api|secret|private|access|signing|encryption|subscription|account)key"
     r"|(?:admin|db|mail|mysql|pg|postgres|redis|root|smtp|user)pass)"
 )
-_NUMERIC_SECRET_NAME = compiled_later(r"(?i).*(?:secret|password|passwd|passphrase|passcode)")
+_NUMERIC_SECRET_NAME = re.compile(r"(?i).*(?:secret|password|passwd|passphrase|passcode)")
 _DOUBTFUL_WORDS = {"token", "auth", "jwt", "cookie", "bearer"}
-_TOKEN_OF_A_SERVICE = compiled_later(
+_TOKEN_OF_A_SERVICE = re.compile(
     r"access|auth|api|app|bearer|bot|ci|csrf|deploy|face|gh|github|gitlab|hf|hub|huggingface|id|jwt|npm|oauth"
     r"|personal|pypi|refresh|secret|security|service|session|slack|tinker|vault|wandb|webhook"
 )
-_TOKEN_OF_A_VOCABULARY = compiled_later(
+_TOKEN_OF_A_VOCABULARY = re.compile(
     r"audio|begin|bos|cls|end|eos|first|image|last|mask|new|next|pad|sep|special|start|stop|think|unk|video"
 )
 # Inside `credentials: {...}` these say where a secret is, not what it is.
 _REFERENCE_WORDS = {"env", "var", "file", "path", "name", "type"}
 
-_HEADERS = compiled_later(r"(?:(?:default|extra|http|request)[_-]?)?headers", re.IGNORECASE)
+_HEADERS = re.compile(r"(?:(?:default|extra|http|request)[_-]?)?headers", re.IGNORECASE)
 # Settings as words of a command: `agents.a.policy.headers.X-Token=...`, `policy={headers: {X-Token: ...}}`.
-_SETTING = compiled_later(r"[-+\w][-\w.]*=.*", re.DOTALL)
-_HEADER_SETTING = compiled_later(
-    r"(headers(?:\.[^\s=]+=|[\"']?\s*[=:]\s*(?=\{))).+", re.IGNORECASE | re.DOTALL
-)
+_SETTING = re.compile(r"[-+\w][-\w.]*=.*", re.DOTALL)
+_HEADER_SETTING = re.compile(r"(headers(?:\.[^\s=]+=|[\"']?\s*[=:]\s*(?=\{))).+", re.IGNORECASE | re.DOTALL)
 
-_WORD = compiled_later(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-_PATH_SEGMENT = compiled_later(r'\["(.*?)"\]|\[\d+\]|([^.\[\]]+)')
-_REFERENCE = compiled_later(r"\$\{(?:oc\.env:|env:)?[A-Za-z_]\w*\}|\$?[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
-_TEMPLATE = compiled_later(
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_PATH_SEGMENT = re.compile(r'\["(.*?)"\]|\[\d+\]|([^.\[\]]+)')
+_REFERENCE = re.compile(r"\$\{(?:oc\.env:|env:)?[A-Za-z_]\w*\}|\$?[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
+_TEMPLATE = re.compile(
     r"\$?\{[^{}\n]*\}|\$?\{\{[^\n]*\}\}|<[^<>\n]*>|%\(?\w*\)?s|\$\w+|\$\([^\n]*|[:*]*|\.\.\.|\[redacted\]"
 )
-_FILE_PATH = compiled_later(r"(?:~|\.{1,2}|[A-Za-z]:)?[/\\].*\.\w{2,5}")
-_FLAG = compiled_later(r"--?[A-Za-z][\w-]*")
-_CREDENTIAL = compiled_later(r"[A-Za-z0-9_\-.+/=~:%!@#^*]+")
-_CODE_NAME = compiled_later(
-    r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|(?:[A-Z][a-z]+){2,}|[A-Z_]+|[A-Za-z_]\w*[(\[].*"
-)
-_NUMBERED_NAME = compiled_later(r"[A-Za-z_]+\d{0,3}")
-_ORDINARY_WORD = compiled_later(
+_FILE_PATH = re.compile(r"(?:~|\.{1,2}|[A-Za-z]:)?[/\\].*\.\w{2,5}")
+_FLAG = re.compile(r"--?[A-Za-z][\w-]*")
+_CREDENTIAL = re.compile(r"[A-Za-z0-9_\-.+/=~:%!@#^*]+")
+_CODE_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|(?:[A-Z][a-z]+){2,}|[A-Z_]+|[A-Za-z_]\w*[(\[].*")
+_NUMBERED_NAME = re.compile(r"[A-Za-z_]+\d{0,3}")
+_ORDINARY_WORD = re.compile(
     r"(?i)none|null|nil|true|false|yes|no|on|off|str|string|text|int|bool|bytes|float|any|object|optional|"
     r"required|secretstr|undefined|self|default|empty|missing|hidden|password|passwd|pass|pwd|secret|token|api_?key|"
     r"a|an|the|to|or|and|is|are|was|if|for|in|with|as|when|from|must|can|may|will|not|by|flags?|options?|values?|arguments?"
@@ -182,7 +175,8 @@ class _Redactor:
         for value in self._environment:
             text = text.replace(value, REDACTED)
         if "PRIVATE KEY" in text:
-            text = redact_pem(text, REDACTED)
+            text = _PEM_ON_ONE_LINE.sub(rf"\1{REDACTED}", text)
+            text = _PEM_LINES.sub(_redact_pem, text)
         text = _URL_PASSWORD.sub(_redact_url, text)
         text = _SHAPES.sub(REDACTED, text)
         text = _BEARER.sub(_redact_bearer, text)
@@ -246,7 +240,7 @@ def _without_headers(word: Any) -> Any:
 # break, a percent escape or a terminal colour. No alternative lets a match start inside a run of its own
 # characters, which keeps the search linear.
 _START = r"(?:(?<![A-Za-z0-9_-])|(?<=^-)|(?<=\\[nrt])|(?<=%[0-9A-F]{2})|(?<=\[\dm)|(?<=\[\d\dm))"
-_SHAPES = compiled_later(
+_SHAPES = re.compile(
     _START
     + r"""(?:
     sk-(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{16,} | (?:sk|rk)_(?:live|test)_[A-Za-z0-9]{16,}
@@ -260,12 +254,35 @@ _SHAPES = compiled_later(
     )""",
     re.VERBOSE | re.MULTILINE,
 )
-_BEARER = compiled_later(
+_BEARER = re.compile(
     r"((?:authorization\\?[\"']?[ \t]{0,4}[:=][ \t]{0,4}\\?[\"']?(?:bearer|basic|token|digest)|bearer)"
     r"[ \t]{1,4})([^\s\"'`,;<>(){}\[\]\\$]{6,})",
     re.IGNORECASE,
 )
-_URL_PASSWORD = compiled_later(r"(://)([^\s/:@\"'<>\[\]]{0,256})(?::([^\s/@\"'<>]{1,512}))?@")
+_URL_PASSWORD = re.compile(r"(://)([^\s/:@\"'<>\[\]]{0,256})(?::([^\s/@\"'<>]{1,512}))?@")
+
+
+_PEM_BEGIN, _PEM_END = (
+    rf"-----{word} [A-Z0-9 ]{{0,40}}PRIVATE KEY(?: BLOCK)?-----" for word in ("BEGIN", "END")
+)
+_PEM_ON_ONE_LINE = re.compile(rf"({_PEM_BEGIN})(?:\\[nr]|[A-Za-z0-9+/=]){{32,}}")
+_PEM_LINE = (
+    r"^([ +-]?[ \t\"']*+)([A-Za-z0-9+/=]++|(?:Proc-Type|DEK-Info|Version|Comment):[^\n]*+)?"
+    r"((?:\\[nr])*+[\"',)]*+[ \t\r]*+)$"
+)
+# A run of lines that may be a key's body, with the mark above it or below it: a hunk can show one of them.
+_PEM_LINES = re.compile(
+    rf"(?:{_PEM_BEGIN}[^\n]{{0,80}}\n)?+(?:{_PEM_LINE}\n?)++(?:[^\n]{{0,80}}{_PEM_END})?", re.MULTILINE
+)
+_PEM_BODY = re.compile(_PEM_LINE, re.MULTILINE)
+_FULL_PEM_LINE = re.compile(r"[A-Za-z0-9+/=]{32}")
+
+
+def _redact_pem(match: re.Match[str]) -> str:
+    """Each line of a key's body; a mark that only stands in code has no body."""
+    if "PRIVATE KEY" not in match[0] or not _FULL_PEM_LINE.search(match[0]):
+        return match[0]
+    return _PEM_BODY.sub(lambda line: f"{line[1]}{REDACTED if line[2] else ''}{line[3]}", match[0])
 
 
 def _redact_url(match: re.Match[str]) -> str:
@@ -282,7 +299,7 @@ def _redact_bearer(match: re.Match[str]) -> str:
     return f"{head}{REDACTED}" if secret else match[0]
 
 
-_NAME_END = compiled_later(
+_NAME_END = re.compile(
     r"(?P<stem>(?:key|secret|password|passwd|passphrase|passcode|pass|token|auth|authorization|credential|jwt|cookie"
     r"|bearer)s?(?:_?\d{1,3})?)(?![A-Za-z0-9_-])(?:\\{0,3}[\"'`])?\]?"
     r"(?:[ \t]?:[ \t]?[A-Za-z][\w.\[\]| ]{0,60}(?==))?"
@@ -291,13 +308,13 @@ _NAME_END = compiled_later(
 )
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 _MAX_NAME = 64
-_OPENING = compiled_later(r"([rbfuRBFU]{0,2})(\\{0,3})(\"{3}|'{3}|[\"'`])")
-_QUOTED = {quote: compiled_later(rf"(?:\\.|[^\\\n{quote}])*") for quote in "\"'`"}
-_SCHEME = compiled_later(r"(?:Bearer|Basic|Token)[ \t]+", re.IGNORECASE)
-_BARE = compiled_later(r"[^\s\"'`,;&|<>(){}\[\]\\]+")
-_SHELL_VALUE = compiled_later(r"[^\s\"'`\\]+")
-_REST_OF_LINE = compiled_later(r"(\S++)(?:[ \t\r]+#[^\n]*|[ \t\r]*)$", re.MULTILINE)
-_BEFORE_A_LINE_KEY = compiled_later(r"[+-]?[ \t]*(?:-[ \t]+)?")
+_OPENING = re.compile(r"([rbfuRBFU]{0,2})(\\{0,3})(\"{3}|'{3}|[\"'`])")
+_QUOTED = {quote: re.compile(rf"(?:\\.|[^\\\n{quote}])*") for quote in "\"'`"}
+_SCHEME = re.compile(r"(?:Bearer|Basic|Token)[ \t]+", re.IGNORECASE)
+_BARE = re.compile(r"[^\s\"'`,;&|<>(){}\[\]\\]+")
+_SHELL_VALUE = re.compile(r"[^\s\"'`\\]+")
+_REST_OF_LINE = re.compile(r"(\S++)(?:[ \t\r]+#[^\n]*|[ \t\r]*)$", re.MULTILINE)
+_BEFORE_A_LINE_KEY = re.compile(r"[+-]?[ \t]*(?:-[ \t]+)?")
 
 
 _Judged = tuple[int, int, bool]  # where a value begins and ends, and whether it is a secret
@@ -333,7 +350,7 @@ def _quoted_value(text: str, match: re.Match[str], name: str, opening: re.Match[
     prefix, escape, quote = opening.groups()
     begin = opening.end()
     if escape or len(quote) == 3:
-        closing = compiled_later(re.escape(escape + quote) + r"|\n").search(text, begin)
+        closing = re.compile(re.escape(escape + quote) + r"|\n").search(text, begin)
         end = closing.start() if closing else len(text)
     else:
         inner = _QUOTED[quote].match(text, begin)

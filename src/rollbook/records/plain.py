@@ -18,6 +18,8 @@ from typing import Any
 import msgspec
 import orjson
 
+from rollbook.records.line_secrets import LineSecrets
+
 Plain = (
     Any  # None, bool, int, float, str, list, dict: there is no recursive alias that mypy and msgspec share
 )
@@ -213,7 +215,7 @@ def encode_document(plain: Plain) -> bytes:
         text = orjson.dumps(plain, option=orjson.OPT_INDENT_2)
     except TypeError:
         text = orjson.dumps(_without_surrogates(plain), option=orjson.OPT_INDENT_2)
-    return text + b"\n"
+    return LineSecrets().cleaned(text) + b"\n"
 
 
 def as_one_line(json: bytes) -> bytes:

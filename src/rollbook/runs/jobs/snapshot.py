@@ -27,7 +27,7 @@ from rollbook.records.atomic import write_atomic
 from rollbook.records.code_state import CodeState, capture_code, write_code_diff
 from rollbook.records.config import write_config
 from rollbook.records.plain import encode_document, to_plain, utc_now
-from rollbook.records.redact import redact_text, redact_tree
+from rollbook.records.redact import redact_tree, redact_yaml
 from rollbook.runs.jobs.fingerprint import Fingerprinter
 from rollbook.runs.jobs.job import Job
 from rollbook.runs.jobs.system import machine_memory, query_gpus
@@ -139,7 +139,7 @@ def _command(job: Job) -> dict[str, Any]:
 def _copy_config(path: Path, source: Path) -> None:
     """The file as it stood, comments and all, without its secrets."""
     text = source.read_bytes().decode("utf-8", "surrogateescape")
-    write_atomic(path, redact_text(text).encode("utf-8", "surrogateescape"))
+    write_atomic(path, redact_yaml(text).encode("utf-8", "surrogateescape"))
 
 
 def _versions(job: Job) -> dict[str, Any]:

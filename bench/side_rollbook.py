@@ -127,7 +127,7 @@ def log_turns(episode: Episode, conversation: list[dict[str, str]]) -> None:
                 "format_coef": 0.1,
                 "reward": turn.reward,
             }
-            logtree.table_from_dict(reward, "Reward components")
+            logtree.table(reward, "Reward components", columns=("key", "value"))
 
 
 def log_details(episode: Episode) -> None:
@@ -136,9 +136,9 @@ def log_details(episode: Episode) -> None:
         for number, turn in enumerate(episode.turns, start=1):
             with logtree.scope(f"Turn {number}"):
                 stats = {"ob_len": turn.ob_len, "ac_len": turn.ac_len, "step_reward": turn.reward}
-                logtree.table_from_dict(stats, "Step stats")
+                logtree.table(stats, "Step stats", columns=("key", "value"))
                 with logtree.scope("Step Metrics"):
-                    logtree.table_from_dict(turn.metrics, "Metrics emitted by env.step")
+                    logtree.table(turn.metrics, "Metrics emitted by env.step", columns=("key", "value"))
         reward = sum(turn.reward for turn in episode.turns)
         totals = {
             "num_turns": len(episode.turns),
@@ -147,7 +147,7 @@ def log_details(episode: Episode) -> None:
             "final_group_reward": 0.0,
             "total_return": reward,
         }
-        logtree.table_from_dict(totals, "Episode totals")
+        logtree.table(totals, "Episode totals", columns=("key", "value"))
 
 
 def tree_text(directory: Path, scale: float) -> dict[str, float]:

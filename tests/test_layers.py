@@ -23,7 +23,6 @@ LAYERS = [
     {"envs", "policies"},
     {"rollouts", "train"},
     {"recorder", "runs", "tiny"},
-    {"forked"},
     {"records"},
     {"errors", "version"},
 ]

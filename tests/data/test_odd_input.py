@@ -338,7 +338,7 @@ def test_a_dataset_without_rows_is_said_aloud(
     name, *options = words
     assert command(["data", name, source, *options, "-o", tmp_path / "out.jsonl"]) == 0
     said = capsys.readouterr().err
-    assert "out.jsonl is empty: not one of 2 rows is left" in said
+    assert "out.jsonl is empty: none of 2 rows is left" in said
     assert hint in said
 
 

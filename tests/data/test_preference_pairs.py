@@ -160,7 +160,7 @@ def test_pairs_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit) as ended:
         main(["data", "pairs", str(source), "-o", str(tmp_path / "p.jsonl"), "--format", "dpo"])
     assert ended.value.code == 2
-    assert "choose trl or llamafactory" in capsys.readouterr().err
+    assert "one of 'trl', 'llamafactory'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["data", "pairs", str(source), "-o", str(tmp_path / "p.jsonl")])
     assert "p.jsonl: 1 rows, from 2" in capsys.readouterr().out

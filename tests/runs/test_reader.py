@@ -147,7 +147,6 @@ class TestTinkerRuns:
         assert any(
             "the answer is 4 <b>ok</b>" in json.dumps(conversation.messages) for conversation in conversations
         )
-        assert run.checkpoints()[-1].is_final
         assert run.checkpoints()[0].extra == {"rolling": True}
         assert run.latest_checkpoint().name == "final"
         assert run.config["model_name"] == "fake/model"

@@ -39,3 +39,10 @@ def test_a_log_without_numbers_has_no_headline(tmp_path: Path) -> None:
     standing = standing_of(tmp_path)
     assert (standing.headline, standing.value, standing.step) == (None, None, 2)
     assert standing.nonfinite == ["loss"]
+
+
+def test_times_that_are_no_text_give_no_eta(tmp_path: Path) -> None:
+    rows = [{"step": step, "progress/done_frac": (step + 1) / 10, "logged_at": step} for step in range(3)]
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    standing = standing_of(tmp_path)
+    assert (standing.step, standing.percent, standing.eta_s) == (3, 30.0, None)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollbook.errors import UsageError
+from rollbook.records.plain import unix_time
 
 if TYPE_CHECKING:
     from rollbook.records.progress import Progress
@@ -87,7 +87,7 @@ def standing_of_run(record: RunRecord, ledger: Ledger, path: Path) -> Standing:
 
 def _was_written_by(record: RunRecord, progress: Progress) -> bool:
     """Whether this run wrote the file, and not an earlier or a later one with the same output."""
-    began, started, ended = map(_timestamp, (progress.started_at, record.started_at, record.completed_at))
+    began, started, ended = map(unix_time, (progress.started_at, record.started_at, record.completed_at))
     if began is None or (started is not None and began < started):
         return False
     if record.log is None:  # no supervisor: the run is the collector
@@ -101,10 +101,3 @@ def same_command(record: RunRecord) -> str | None:
     if record.kind != "collect" or "collect" not in command:
         return None
     return shlex.join(["rollbook", *command[command.index("collect") :]])
-
-
-def _timestamp(text: str | None) -> float | None:
-    try:
-        return datetime.fromisoformat(text or "").timestamp()
-    except ValueError:
-        return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,9 +47,9 @@ def why_failed(reason: str | None, error: dict[str, Any] | None, exit_code: int 
 
 
 def print_json(value: Any) -> None:
-    from rollbook.records.plain import encode, to_plain
+    from rollbook.records.plain import encode_document, to_plain
 
-    print(json.dumps(json.loads(encode(to_plain(value))), indent=2, ensure_ascii=False))
+    print(encode_document(to_plain(value)).decode(), end="")
 
 
 def duration(seconds: float | None) -> str:

@@ -5,8 +5,7 @@ So the list of commands costs nothing to print, and no command pays for the impo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib import import_module
+from collections.abc import Callable, Mapping
 
 from rollbook.errors import UsageError
 
@@ -15,7 +14,7 @@ def dispatch(
     arguments: list[str],
     commands: Mapping[str, str],
     *,
-    package: str,
+    load: Callable[[str], Callable[..., object]],
     program: str,
     about: str,
     footer: str = "",
@@ -26,7 +25,7 @@ def dispatch(
     name, *rest = arguments
     if name not in commands:
         raise UsageError(_unknown(name, commands, program))
-    import_module(f"{package}.{name}").app(args=rest, prog_name=f"{program} {name}")
+    load(name)(args=rest, prog_name=f"{program} {name}")
 
 
 def _help(commands: Mapping[str, str], program: str, about: str, footer: str) -> str:

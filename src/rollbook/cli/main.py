@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 
 from rollbook.cli.dispatch import dispatch
 from rollbook.errors import RollbookError
@@ -63,7 +64,7 @@ def _dispatch(arguments: list[str]) -> None:
     dispatch(
         arguments,
         COMMANDS,
-        package="rollbook.cli",
+        load=lambda name: import_module(f"rollbook.cli.{name}").app,
         program="rollbook",
         about="Runs the post-training loop of a language model and keeps the whole record of it.",
         footer="exit codes: 0 done, 1 error, 2 usage, 3 incomplete (status: running), "

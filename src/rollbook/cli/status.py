@@ -25,6 +25,7 @@ from rollbook.cli.common import (
     print_json,
     why_failed,
 )
+from rollbook.records.plain import unix_time
 
 if TYPE_CHECKING:
     from rollbook.runs.jobs.ledger import Ledger, RunRecord
@@ -114,7 +115,7 @@ def _report(record: RunRecord, ledger: Ledger, artifacts: Path) -> dict[str, Any
         standing = standing_of(directory) if directory is not None and directory.is_dir() else None
     if standing is not None and not record.is_running:
         standing.eta_s = None
-    started, ended = _timestamp(record.started_at), _timestamp(record.completed_at)
+    started, ended = unix_time(record.started_at), unix_time(record.completed_at)
     elapsed = record.duration_s
     if elapsed is None and started is not None:
         elapsed = round((time.time() if record.is_running else ended or started) - started, 1)
@@ -231,12 +232,3 @@ def _watch(ledger: Ledger, record: RunRecord) -> None:
 def _draw(report: dict[str, Any]) -> None:
     print(("\x1b[H\x1b[2J" if sys.stdout.isatty() else "") + "\n".join(_lines(report)), flush=True)
     time.sleep(1.0)
-
-
-def _timestamp(text: str | None) -> float | None:
-    from datetime import datetime
-
-    try:
-        return datetime.fromisoformat(text).timestamp() if text else None
-    except ValueError:
-        return None

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from rollbook.collect.files import CollectionFiles
 from rollbook.collect.generated_tasks import generate_tasks
 from rollbook.collect.input import Agents, Input, read_input
@@ -19,6 +21,7 @@ from rollbook.collect.rollout import Rollouts, rollouts_here
 from rollbook.collect.settings import CollectSettings
 from rollbook.envs.agents import describe_agent
 from rollbook.errors import UsageError
+from rollbook.records.redact import remember_secrets
 from rollbook.records.row_keys import KEY
 
 
@@ -61,6 +64,7 @@ def _check(
     rollouts: Rollouts,
     tasks_aside: Path | None,
 ) -> Checked:
+    remember_secrets(msgspec.to_builtins(settings))
     agent = settings.agent
     session = Session(
         repeats=settings.num_repeats,

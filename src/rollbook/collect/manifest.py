@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import orjson
 
 from rollbook.errors import BadFileError, UsageError
 from rollbook.records.atomic import write_atomic
 from rollbook.records.complete import FileFacts
 from rollbook.records.config import ConfigChange, diff_configs
-from rollbook.records.plain import utc_now
+from rollbook.records.plain import encode_document, utc_now
 from rollbook.records.redact import redact_tree
 from rollbook.records.run_info import versions
 
@@ -84,7 +83,7 @@ class Manifest:
     def _write(self) -> None:
         head = {"schema_version": SCHEMA_VERSION, "updated_at": utc_now()}
         self._content = redact_tree({**self._content, **head})
-        write_atomic(self.path, orjson.dumps(self._content, option=orjson.OPT_INDENT_2) + b"\n")
+        write_atomic(self.path, encode_document(self._content))
 
 
 def read_manifest(path: Path) -> Manifest | None:

@@ -17,7 +17,7 @@ from rollbook.collect.loop import run_in_loop
 from rollbook.collect.rollout import Rollouts, rollouts_here
 from rollbook.collect.settings import decode_settings
 from rollbook.errors import RollbookError
-from rollbook.forked import die_with
+from rollbook.runs.children import die_with
 from rollbook.runs.frames import frame, receive_frame
 
 

@@ -23,6 +23,7 @@ from rollbook.policies.conversion import text_of
 from rollbook.records.atomic import write_atomic
 from rollbook.records.datasets import ENDINGS
 from rollbook.records.locks import FileLock
+from rollbook.records.plain import encode_document
 
 DATASET_INFO = "dataset_info.json"
 _READABLE = (".jsonl", ".parquet")  # of our endings, those its loader knows
@@ -93,7 +94,7 @@ def register(data_file: Path, entry: DatasetEntry) -> str:
     try:
         known = _known(path)
         known[name] = entry.entry(data_file.name)
-        write_atomic(path, orjson.dumps(known, option=orjson.OPT_INDENT_2) + b"\n")
+        write_atomic(path, encode_document(known))
     finally:
         lock.release()
     return name
@@ -116,7 +117,7 @@ def _remove(data_file: Path) -> None:
     lock = _lock(path)
     try:
         left = {other: entry for other, entry in _known(path).items() if other != name}
-        write_atomic(path, orjson.dumps(left, option=orjson.OPT_INDENT_2) + b"\n")
+        write_atomic(path, encode_document(left))
     finally:
         lock.release()
 

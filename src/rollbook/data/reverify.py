@@ -29,12 +29,28 @@ from rollbook.records.datasets import DataManifest
 from rollbook.records.row_keys import KEY, METRICS, STEPS, repeat_of, task_of
 from rollbook.records.rows import Row
 from rollbook.rollouts.types import Completion, Episode, FailureKind, Message, Request, RolloutFailure, Task
+from rollbook.runs.settings import parse_words, read_yaml
 
 OLD_REWARD, OLD_METRICS, _ERROR = "reward_before", "metrics_before", "reverify_error"
 _LOGS = "logs"
 _NO_METRICS = frozenset({OLD_REWARD, OLD_METRICS, _ERROR, "reward", "response", "responses_create_params"})
 _TOGETHER = 64  # rows graded at once: a judge answers over the network
 _SAME = 1e-9
+
+
+def environment_of(agent: str | None, words: Sequence[str], config: Path | None = None) -> dict[str, Any]:
+    """The environment of an agent of a config, or the one that `name=...` and settings as words give."""
+    if (agent is None) == (not words):
+        raise UsageError("name the grader: --agent NAME of rollbook.yaml, or --env name=ENVIRONMENT")
+    if agent is None:
+        return parse_words(words)
+    path = config or Path("rollbook.yaml")
+    agents = (read_yaml(path).get("agents") or {}) if path.exists() else {}
+    found = agents.get(agent)
+    if not isinstance(found, dict) or not isinstance(found.get("env"), dict):
+        raise UsageError(f"agent {agent!r} is not in {path}; there are: {', '.join(agents) or 'none'}")
+    environment: dict[str, Any] = found["env"]
+    return environment
 
 
 def reverify(

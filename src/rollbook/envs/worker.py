@@ -2,7 +2,7 @@
 
 A regular expression can take longer than the universe on a short text, and so can a formula; neither lets
 go of the interpreter meanwhile. Here each job gets a time limit and the process a memory limit, and whoever
-asks (`workers.py`) kills a process that keeps to neither. Jobs and results are JSON with a length before it.
+asks (`workers.py`) kills a process that keeps to neither. Jobs and results are JSON in frames.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import os
 import re
 import resource
 import signal
-import struct
 import sys
 from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, BinaryIO
+from typing import Any
 
-HEADER = struct.Struct(">I")
+from rollbook.runs.frames import frame, read_frame
+
 _MOST_MEMORY = 4 << 30
 _AFTER_ORPHANED_S = 10.0
 
@@ -35,23 +35,13 @@ def main() -> None:
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
     signal.signal(signal.SIGALRM, _time_up)
-    while (job := _read(requests)) is not None:
-        result = json.dumps(_result(job)).encode()
-        results.write(HEADER.pack(len(result)) + result)
+    while (job := read_frame(requests)) is not None:
+        results.write(frame(json.dumps(_result(json.loads(job))).encode()))
         results.flush()
 
 
 def _time_up(signum: int, frame: object) -> None:
     raise _TimeUp
-
-
-def _read(requests: BinaryIO) -> dict[str, Any] | None:
-    header = requests.read(HEADER.size)
-    if len(header) < HEADER.size:
-        return None
-    (length,) = HEADER.unpack(header)
-    job: dict[str, Any] = json.loads(requests.read(length))
-    return job
 
 
 def _result(job: dict[str, Any]) -> dict[str, Any]:

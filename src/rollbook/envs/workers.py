@@ -7,12 +7,10 @@ the next job gets a new process. Time spent waiting for a free process does not 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from typing import Any
 
-from rollbook.envs.worker import HEADER
-from rollbook.runs.children import python_command
+from rollbook.runs.frames import Child
 
 PROCESSES = 2
 _GRACE_S = 1.0  # between the interruption and the kill
@@ -32,7 +30,7 @@ class Workers:
     def __init__(self, *, maths: bool = False, limit_s: float = 5.0) -> None:
         self.limit_s = limit_s
         self._maths = maths
-        self._idle: list[_Process] = []
+        self._idle: list[Child] = []
         self._free = asyncio.Semaphore(PROCESSES)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -49,31 +47,34 @@ class Workers:
     async def close(self) -> None:
         idle, self._idle = self._idle, []
         for process in idle:
-            await process.kill()
+            await process.end()
 
-    async def _start(self) -> _Process:
-        process = await _Process.start()
+    async def _start(self) -> Child:
+        # Quiet, so that Ctrl-C is for the collector, which then finishes what is under way.
+        process = await Child.start("rollbook.envs.worker", quiet=True)
         warm_up = {"do": "warm_up", "limit_s": _START_S, "maths": self._maths}
         answer = await self._asked(process, warm_up)
         if answer is None or not answer.get("result"):
             raise WorkFailed(f"a process for grading could not be started: {answer}")
         return self._idle.pop()
 
-    async def _asked(self, process: _Process, job: dict[str, Any]) -> dict[str, Any] | None:
+    async def _asked(self, process: Child, job: dict[str, Any]) -> dict[str, Any] | None:
         """The process's answer, after which it is idle; None when it died over it."""
         try:
             async with asyncio.timeout(job["limit_s"] + _GRACE_S):
-                answer = await process.ask(job)
+                process.send(json.dumps(job).encode())
+                data = await process.receive()
         except TimeoutError:
-            await process.kill()
+            await process.end()
             return {"too_much": f"longer than {job['limit_s']:g} s, and could not be interrupted"}
-        except (asyncio.IncompleteReadError, ConnectionError):
-            await process.kill()
-            return None
         except BaseException:
-            await process.kill()
+            await process.end()
             raise
+        if data is None:
+            await process.end()
+            return None
         self._idle.append(process)
+        answer: dict[str, Any] = json.loads(data)
         return answer
 
     def _follow_loop(self) -> None:
@@ -81,39 +82,6 @@ class Workers:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._idle, self._free = loop, [], asyncio.Semaphore(PROCESSES)
-
-
-class _Process:
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._stdin, self._stdout = process.stdin, process.stdout
-
-    @classmethod
-    async def start(cls) -> _Process:
-        process = await asyncio.create_subprocess_exec(
-            *python_command("rollbook.envs.worker"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the collector, which then finishes what is under way
-        )
-        return cls(process)
-
-    async def ask(self, job: dict[str, Any]) -> dict[str, Any]:
-        data = json.dumps(job).encode()
-        self._stdin.write(HEADER.pack(len(data)) + data)
-        await self._stdin.drain()
-        (length,) = HEADER.unpack(await self._stdout.readexactly(HEADER.size))
-        answer: dict[str, Any] = json.loads(await self._stdout.readexactly(length))
-        return answer
-
-    async def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.wait()
-        self._stdin.close()
 
 
 def _result(answer: dict[str, Any]) -> Any:

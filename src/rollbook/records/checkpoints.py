@@ -26,10 +26,6 @@ class CheckpointRecord(Record, kw_only=True):
     saved_at: str | None = None
     log_lengths: dict[str, int] | None = None
 
-    @property
-    def is_final(self) -> bool:
-        return bool(self.final) or self.name == "final"
-
 
 class StoredCheckpoint(NamedTuple):
     """A record and where its line ends in checkpoints.jsonl."""

@@ -28,13 +28,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-import orjson
 import xxhash
 
 from rollbook.errors import LockedError, WriteError
 from rollbook.records.atomic import fsync_directory, make_directory, write_atomic
 from rollbook.records.locks import FileLock
-from rollbook.records.plain import utc_now
+from rollbook.records.plain import encode_document, utc_now
 
 COMPLETE = "COMPLETE"  # the mark, a file of the directory
 _MAKING = ".making"
@@ -241,7 +240,7 @@ def _publish(aside: Path, target: Path, displace: Callable[[Path], None] | None)
     try:
         files = _sync_and_digest(aside)
         mark = msgspec.to_builtins(CompleteMark(utc_now(), files))
-        write_atomic(aside / COMPLETE, orjson.dumps(mark, option=orjson.OPT_INDENT_2) + b"\n")
+        write_atomic(aside / COMPLETE, encode_document(mark))
         if displace is None:
             _refuse_existing(target)
         elif os.path.lexists(target):

@@ -53,7 +53,7 @@ def dump_config(config: object) -> dict[str, Any]:
     dumped = {} if config is None else dumper.dump(config, ())
     if not isinstance(dumped, dict):
         dumped = {TYPE_KEY: type_name(config), "value": dumped}
-    clean: dict[str, Any] = redact_tree(dumped)
+    clean: dict[str, Any] = redact_tree(dumped, remember=True)
     if dumper.nonfinite:
         clean[_NONFINITE if _NONFINITE not in clean else f"__{_NONFINITE}__"] = dumper.nonfinite
     return clean

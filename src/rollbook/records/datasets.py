@@ -10,7 +10,7 @@ import msgspec
 import orjson
 
 from rollbook.errors import BadFileError
-from rollbook.records.plain import utc_now
+from rollbook.records.plain import encode_document, utc_now
 from rollbook.records.run_info import versions
 
 SCHEMA_VERSION = 3
@@ -46,7 +46,7 @@ class DataManifest(msgspec.Struct, kw_only=True):
     versions: dict[str, str] = msgspec.field(default_factory=versions)
 
     def encoded(self) -> bytes:
-        return orjson.dumps(msgspec.to_builtins(self), option=orjson.OPT_INDENT_2) + b"\n"
+        return encode_document(msgspec.to_builtins(self))
 
 
 def stem_of(name: str) -> str | None:

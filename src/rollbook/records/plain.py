@@ -18,6 +18,8 @@ from typing import Any
 import msgspec
 import orjson
 
+from rollbook.records.line_secrets import LineSecrets
+
 Plain = (
     Any  # None, bool, int, float, str, list, dict: there is no recursive alias that mypy and msgspec share
 )
@@ -37,6 +39,14 @@ _INT64 = range(-(2**63), 2**64)
 def utc_now() -> str:
     """The present as records hold it: ISO 8601, UTC, microseconds."""
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def unix_time(text: Any) -> float | None:
+    """The moment a record's text names; None for anything else."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (TypeError, ValueError):
+        return None
 
 
 def to_plain(
@@ -197,6 +207,15 @@ def encode(plain: Plain) -> bytes:
     except TypeError:
         line = orjson.dumps(_without_surrogates(plain))
     return as_one_line(line)
+
+
+def encode_document(plain: Plain) -> bytes:
+    """Plain data as a file that people read too: JSON with indentation and a newline at its end."""
+    try:
+        text = orjson.dumps(plain, option=orjson.OPT_INDENT_2)
+    except TypeError:
+        text = orjson.dumps(_without_surrogates(plain), option=orjson.OPT_INDENT_2)
+    return LineSecrets().cleaned(text) + b"\n"
 
 
 def as_one_line(json: bytes) -> bytes:

@@ -7,13 +7,12 @@ says `running`, too: whether its process lives is another question.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import orjson
 
 from rollbook.records.atomic import write_atomic
 from rollbook.records.datasets import manifest_owner, side_file
+from rollbook.records.plain import encode_document
 
 # Words of earlier versions.
 _STATUSES = {"complete": "completed", "incomplete": "failed", "stopped": "interrupted"}
@@ -74,8 +73,7 @@ def output_of_progress(progress: Path) -> Path:
 
 
 def write_progress(path: Path, progress: Progress) -> None:
-    plain: dict[str, Any] = msgspec.to_builtins(progress)
-    write_atomic(path, orjson.dumps(plain, option=orjson.OPT_INDENT_2) + b"\n", durable=False)
+    write_atomic(path, encode_document(msgspec.to_builtins(progress)), durable=False)
 
 
 def read_progress(path: Path) -> Progress | None:

@@ -1,10 +1,11 @@
-"""No secret reaches a file of a run.
+"""Redacts secrets in what is written to the files of a run.
 
-A value is a secret because of its name (`api_key`, `hf_token`, all of `headers`), because of its shape
-(`sk-...`, a JWT, a PEM key, the password in a URL), or because it is the value of an environment variable
-with a secret's name. It becomes `[redacted]`; neither its length nor a part of it is kept. What only sounds
-like a secret stays: `max_tokens`, `pad_token: <pad>`, `api_key_env: OPENAI_API_KEY`, commit hashes,
-`api_key = os.environ["KEY"]`.
+A value is a secret because of its key (`api_key`, `hf_token`, all of `headers`), because of its shape
+(`sk-...`, a JWT, a PEM key, the password in a URL), or because its value is known: it is that of an
+environment variable with a secret's name, or stands under such a key in a config. In free text a value that
+looks like a credential is redacted where it is assigned to such a name. It becomes `[redacted]`; neither its
+length nor a part of it is kept. What only sounds like a secret stays: `max_tokens`, `pad_token: <pad>`,
+`api_key_env: OPENAI_API_KEY`, commit hashes, `api_key = os.environ["KEY"]`.
 
 No line is added or removed and every scan is linear: a redacted diff is still a diff, a big one is cheap.
 """
@@ -13,18 +14,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from functools import lru_cache
 from typing import Any
-
-from rollbook.records.later import compiled_later
-from rollbook.records.redact_pem import redact_pem
 
 REDACTED = "[redacted]"
 _MAX_DEPTH = 200
 _MIN_ENVIRONMENT_VALUE = 8
 _MIN_CREDENTIAL = 16
+_MIN_KNOWN = 12
+_MIN_ASSIGNED = 8
 
 
 class NameKind(Enum):
@@ -36,44 +36,39 @@ class NameKind(Enum):
     HEADER = 3  # of a request: a secret whatever it is called
 
 
-_SECRET_NAME = compiled_later(  # of a name's words joined together
+_SECRET_NAME = re.compile(  # of a name's words joined together
     r".*(?:secret|password|passwd|passphrase|passcode|authorization|credential"
     r"|(?:api|secret|private|access|signing|encryption|subscription|account)key"
     r"|(?:admin|db|mail|mysql|pg|postgres|redis|root|smtp|user)pass)"
 )
-_NUMERIC_SECRET_NAME = compiled_later(r"(?i).*(?:secret|password|passwd|passphrase|passcode)")
+_NUMERIC_SECRET_NAME = re.compile(r"(?i).*(?:secret|password|passwd|passphrase|passcode)")
 _DOUBTFUL_WORDS = {"token", "auth", "jwt", "cookie", "bearer"}
-_TOKEN_OF_A_SERVICE = compiled_later(
+_TOKEN_OF_A_SERVICE = re.compile(
     r"access|auth|api|app|bearer|bot|ci|csrf|deploy|face|gh|github|gitlab|hf|hub|huggingface|id|jwt|npm|oauth"
     r"|personal|pypi|refresh|secret|security|service|session|slack|tinker|vault|wandb|webhook"
 )
-_TOKEN_OF_A_VOCABULARY = compiled_later(
+_TOKEN_OF_A_VOCABULARY = re.compile(
     r"audio|begin|bos|cls|end|eos|first|image|last|mask|new|next|pad|sep|special|start|stop|think|unk|video"
 )
 # Inside `credentials: {...}` these say where a secret is, not what it is.
 _REFERENCE_WORDS = {"env", "var", "file", "path", "name", "type"}
 
-_HEADERS = compiled_later(r"(?:(?:default|extra|http|request)[_-]?)?headers", re.IGNORECASE)
+_HEADERS = re.compile(r"(?:(?:default|extra|http|request)[_-]?)?headers", re.IGNORECASE)
+_SECRET_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "timestamp", "binary")}
 # Settings as words of a command: `agents.a.policy.headers.X-Token=...`, `policy={headers: {X-Token: ...}}`.
-_SETTING = compiled_later(r"[-+\w][-\w.]*=.*", re.DOTALL)
-_HEADER_SETTING = compiled_later(
-    r"(headers(?:\.[^\s=]+=|[\"']?\s*[=:]\s*(?=\{))).+", re.IGNORECASE | re.DOTALL
-)
+_SETTING = re.compile(r"([-+\w][-\w.]*)=(.*)", re.DOTALL)
+_HEADER_SETTING = re.compile(r"(headers(?:\.[^\s=]+=|[\"']?\s*[=:]\s*(?=\{))).+", re.IGNORECASE | re.DOTALL)
 
-_WORD = compiled_later(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-_PATH_SEGMENT = compiled_later(r'\["(.*?)"\]|\[\d+\]|([^.\[\]]+)')
-_REFERENCE = compiled_later(r"\$\{(?:oc\.env:|env:)?[A-Za-z_]\w*\}|\$?[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
-_TEMPLATE = compiled_later(
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_REFERENCE = re.compile(r"\$\{(?:oc\.env:|env:)?[A-Za-z_]\w*\}|\$?[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
+_TEMPLATE = re.compile(
     r"\$?\{[^{}\n]*\}|\$?\{\{[^\n]*\}\}|<[^<>\n]*>|%\(?\w*\)?s|\$\w+|\$\([^\n]*|[:*]*|\.\.\.|\[redacted\]"
 )
-_FILE_PATH = compiled_later(r"(?:~|\.{1,2}|[A-Za-z]:)?[/\\].*\.\w{2,5}")
-_FLAG = compiled_later(r"--?[A-Za-z][\w-]*")
-_CREDENTIAL = compiled_later(r"[A-Za-z0-9_\-.+/=~:%!@#^*]+")
-_CODE_NAME = compiled_later(
-    r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|(?:[A-Z][a-z]+){2,}|[A-Z_]+|[A-Za-z_]\w*[(\[].*"
-)
-_NUMBERED_NAME = compiled_later(r"[A-Za-z_]+\d{0,3}")
-_ORDINARY_WORD = compiled_later(
+_FILE_PATH = re.compile(r"(?:~|\.{1,2}|[A-Za-z]:)?[/\\].*\.\w{2,5}")
+_FLAG = re.compile(r"--?[A-Za-z][\w-]*")
+_CREDENTIAL = re.compile(r"[A-Za-z0-9_\-.+/=~:%!@#^*]+")
+_CODE_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|(?:[A-Z][a-z]+){2,}|[A-Z_]+|[A-Za-z_]\w*[(\[].*")
+_ORDINARY_WORD = re.compile(
     r"(?i)none|null|nil|true|false|yes|no|on|off|str|string|text|int|bool|bytes|float|any|object|optional|"
     r"required|secretstr|undefined|self|default|empty|missing|hidden|password|passwd|pass|pwd|secret|token|api_?key|"
     r"a|an|the|to|or|and|is|are|was|if|for|in|with|as|when|from|must|can|may|will|not|by|flags?|options?|values?|arguments?"
@@ -103,21 +98,69 @@ def redact_text(text: str) -> str:
     return _Redactor().text(text)
 
 
-def redact_tree(obj: Any) -> Any:
-    """Redact nested plain data (dicts, lists, tuples, scalars); the input is not changed."""
-    return _Redactor().tree(obj, NameKind.PLAIN, "", ())
+def redact_tree(obj: Any, *, remember: bool = False) -> Any:
+    """Redact nested plain data (dicts, lists, tuples, scalars); the input is not changed.
+
+    With `remember`, which is for configs, values found by their keys are redacted everywhere from then on.
+    """
+    return _Redactor(remember).tree(obj, NameKind.PLAIN, "", ())
 
 
-def redact_value(key_path: str | Sequence[str | int], value: Any) -> Any:
-    """Redact what stands under a key path: `policy.headers["x.api_key"]` or `("policy", "api_key")`."""
-    if isinstance(key_path, str):
-        names = [quoted or plain for quoted, plain in _PATH_SEGMENT.findall(key_path) if quoted or plain]
-    else:
-        names = [segment for segment in key_path if isinstance(segment, str)]
-    kind, name = NameKind.PLAIN, ""
-    for above, name in zip(["", *names], names, strict=False):
-        kind = NameKind.HEADER if _HEADERS.fullmatch(above) else _kind_below(kind, name)
-    return _Redactor().tree(value, kind, name, ())
+def remember_secrets(config: Any) -> None:
+    """Redact from now on, in whatever is written, the secrets that stand in a config or that it names."""
+    redact_tree(config, remember=True)
+
+
+def redact_yaml(text: str) -> str:
+    """Redact a config file as it is written, with its comments: by its keys, and as any text."""
+    import yaml
+
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError):
+        return redact_text(text)
+    for start, end in sorted(set(_secret_spans(root, NameKind.PLAIN, "")), reverse=True):
+        text = text[:start] + REDACTED + ("\n" if text[start:end].endswith("\n") else "") + text[end:]
+    return redact_text(text)
+
+
+def _secret_spans(root: Any, kind: NameKind, name: str) -> Iterator[tuple[int, int]]:
+    pending, seen = [(root, kind, name)], set[tuple[int, NameKind]]()
+    while pending:
+        node, kind, name = pending.pop()
+        if node is None or (id(node), kind) in seen:  # an alias
+            continue
+        seen.add((id(node), kind))
+        if isinstance(node.value, str):
+            if _is_secret(name, kind, node.value) and node.tag in _SECRET_TAGS:
+                yield node.start_mark.index, node.end_mark.index
+        elif node.value and isinstance(node.value[0], tuple):
+            outer = NameKind.HEADER if _HEADERS.fullmatch(name) else kind
+            entries = ((str(key.value), value) for key, value in node.value)
+            pending += [(value, _kind_below(outer, key), key) for key, value in entries]
+        else:
+            pending += [(value, kind, name) for value in node.value]
+
+
+_remembered: set[str] = set()
+
+
+def _remember(value: str) -> None:
+    if _looks_like_credential(value, _MIN_KNOWN):
+        _remembered.add(value)
+
+
+def known_credentials() -> list[str]:
+    """The values to look for in every record: of the environment and of configs, the longest first.
+
+    Only those that are not a word by accident, and are written the same in JSON and HTML.
+    """
+    found = (value for value in _environment_secrets(os.environ) if _looks_like_credential(value, _MIN_KNOWN))
+    return sorted(_remembered.union(found), key=lambda value: (-len(value), value))
+
+
+def count_of_remembered() -> int:
+    return len(_remembered)
 
 
 def _kind_below(outer: NameKind, name: str) -> NameKind:
@@ -169,28 +212,30 @@ def _environment_secrets(environment: Mapping[str, str]) -> list[str]:
     return sorted(found, key=lambda value: (-len(value), value))
 
 
-def environment_credentials(environment: Mapping[str, str]) -> list[str]:
-    """Those of them that are not a word by accident, and are written the same in JSON and HTML."""
-    return [value for value in _environment_secrets(environment) if _looks_like_credential(value, 12)]
-
-
 class _Redactor:
-    def __init__(self) -> None:
-        self._environment = _environment_secrets(os.environ)
+    def __init__(self, remember: bool = False) -> None:
+        self._known = _environment_secrets(os.environ)
+        self._known += sorted(_remembered - set(self._known), key=len, reverse=True)
+        self._is_to_remember = remember
 
     def text(self, text: str) -> str:
-        for value in self._environment:
+        for value in self._known:
             text = text.replace(value, REDACTED)
         if "PRIVATE KEY" in text:
-            text = redact_pem(text, REDACTED)
+            text = _PEM_ON_ONE_LINE.sub(rf"\1{REDACTED}", text)
+            text = _PEM_LINES.sub(_redact_pem, text)
         text = _URL_PASSWORD.sub(_redact_url, text)
         text = _SHAPES.sub(REDACTED, text)
         text = _BEARER.sub(_redact_bearer, text)
-        return _redact_named(text)
+        return _ASSIGNED.sub(_redact_assigned, text)
 
     def tree(self, value: Any, kind: NameKind, name: str, above: tuple[int, ...]) -> Any:
         if isinstance(value, str):
-            return REDACTED if _is_secret(name, kind, value) else self.text(value)
+            if not _is_secret(name, kind, value):
+                return self.text(value)
+            if self._is_to_remember:
+                _remember(value)
+            return REDACTED
         if isinstance(value, bytes):
             text = value.decode("utf-8", "surrogateescape")
             clean = self.tree(text, kind, name, above)
@@ -222,23 +267,29 @@ class _Redactor:
                 shown = f"{shown} ({len(clean)})"
             # The name of a type is never a secret, even inside `credentials`.
             below = NameKind.PLAIN if key == "__type__" else _kind_below(kind, key)
+            if self._is_to_remember and key.endswith("_env") and name_kind(key[:-4]) is NameKind.SECRET:
+                _remember(os.environ.get(entry, "") if isinstance(entry, str) else "")
             clean[shown] = self.tree(entry, below, key, above)
         return clean
 
     def _items(self, values: Any, kind: NameKind, name: str, above: tuple[int, ...]) -> Iterator[Any]:
-        """The value after a secret's flag is a secret: `["--api-key", "..."]`."""
+        """The value after a secret's flag is a secret: `["--api-key", "..."]`, and so is `api_key=...`."""
         flag = ""
         for value in values:
             if flag and kind is not NameKind.SECRET and not (isinstance(value, str) and value[:1] == "-"):
                 yield self.tree(value, name_kind(flag), flag, above)
             else:
-                yield self.tree(_without_headers(value), kind, name, above)
+                yield self.tree(_redact_setting(value), kind, name, above)
             flag = value if isinstance(value, str) and _FLAG.fullmatch(value) else ""
 
 
-def _without_headers(word: Any) -> Any:
-    if not (isinstance(word, str) and _SETTING.fullmatch(word)):
+def _redact_setting(word: Any) -> Any:
+    match = _SETTING.fullmatch(word) if isinstance(word, str) else None
+    if match is None:
         return word
+    name = match[1].rpartition(".")[2]
+    if _is_secret(name, name_kind(name), match[2]):
+        return f"{match[1]}={REDACTED}"
     return _HEADER_SETTING.sub(rf"\1{REDACTED}", word)
 
 
@@ -246,7 +297,7 @@ def _without_headers(word: Any) -> Any:
 # break, a percent escape or a terminal colour. No alternative lets a match start inside a run of its own
 # characters, which keeps the search linear.
 _START = r"(?:(?<![A-Za-z0-9_-])|(?<=^-)|(?<=\\[nrt])|(?<=%[0-9A-F]{2})|(?<=\[\dm)|(?<=\[\d\dm))"
-_SHAPES = compiled_later(
+_SHAPES = re.compile(
     _START
     + r"""(?:
     sk-(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{16,} | (?:sk|rk)_(?:live|test)_[A-Za-z0-9]{16,}
@@ -260,12 +311,40 @@ _SHAPES = compiled_later(
     )""",
     re.VERBOSE | re.MULTILINE,
 )
-_BEARER = compiled_later(
+_BEARER = re.compile(
     r"((?:authorization\\?[\"']?[ \t]{0,4}[:=][ \t]{0,4}\\?[\"']?(?:bearer|basic|token|digest)|bearer)"
     r"[ \t]{1,4})([^\s\"'`,;<>(){}\[\]\\$]{6,})",
     re.IGNORECASE,
 )
-_URL_PASSWORD = compiled_later(r"(://)([^\s/:@\"'<>\[\]]{0,256})(?::([^\s/@\"'<>]{1,512}))?@")
+_URL_PASSWORD = re.compile(r"(://)([^\s/:@\"'<>\[\]]{0,256})(?::([^\s/@\"'<>]{1,512}))?@")
+
+
+# `api_key = "..."`, `"api_key": "..."`, `API_KEY=...`, also with quotes escaped as in a notebook's JSON.
+_ASSIGNED = re.compile(
+    r"(?<![A-Za-z0-9_-])(?P<name>[A-Za-z_-][A-Za-z0-9_-]{1,63})(?:\\{0,3}[\"'])?\]?"
+    r"(?:[ \t]?:[ \t]?[A-Za-z][\w.\[\]| ]{0,60}(?==))?[ \t]{0,8}(?:=>|:=|[:=])[ \t]{0,8}[rbfuRBFU]{0,2}"
+    r"(?P<quote>\\{0,3}[\"'])?(?P<value>[^\s\"'`,;&|<>(){}\[\]\\]{8,512})"
+)
+_PEM_MARK = r"-----{} [A-Z0-9 ]{{0,40}}PRIVATE KEY(?: BLOCK)?-----"
+_PEM_BEGIN, _PEM_END = map(_PEM_MARK.format, ("BEGIN", "END"))
+_PEM_ON_ONE_LINE = re.compile(rf"({_PEM_BEGIN})(?:\\[nr]|[A-Za-z0-9+/=]){{32,}}")
+_PEM_LINE = (
+    r"^([ +-]?[ \t\"']*+)([A-Za-z0-9+/=]++|(?:Proc-Type|DEK-Info|Version|Comment):[^\n]*+)?"
+    r"((?:\\[nr])*+[\"',)]*+[ \t\r]*+)$"
+)
+# A run of lines that may be a key's body, with the mark above it or below it: a hunk can show one of them.
+_PEM_LINES = re.compile(
+    rf"(?:{_PEM_BEGIN}[^\n]{{0,80}}\n)?+(?:{_PEM_LINE}\n?)++(?:[^\n]{{0,80}}{_PEM_END})?", re.MULTILINE
+)
+_PEM_BODY = re.compile(_PEM_LINE, re.MULTILINE)
+_FULL_PEM_LINE = re.compile(r"[A-Za-z0-9+/=]{32}")
+
+
+def _redact_pem(match: re.Match[str]) -> str:
+    """Each line of a key's body; a mark that only stands in code has no body."""
+    if "PRIVATE KEY" not in match[0] or not _FULL_PEM_LINE.search(match[0]):
+        return match[0]
+    return _PEM_BODY.sub(lambda line: f"{line[1]}{REDACTED if line[2] else ''}{line[3]}", match[0])
 
 
 def _redact_url(match: re.Match[str]) -> str:
@@ -282,113 +361,10 @@ def _redact_bearer(match: re.Match[str]) -> str:
     return f"{head}{REDACTED}" if secret else match[0]
 
 
-_NAME_END = compiled_later(
-    r"(?P<stem>(?:key|secret|password|passwd|passphrase|passcode|pass|token|auth|authorization|credential|jwt|cookie"
-    r"|bearer)s?(?:_?\d{1,3})?)(?![A-Za-z0-9_-])(?:\\{0,3}[\"'`])?\]?"
-    r"(?:[ \t]?:[ \t]?[A-Za-z][\w.\[\]| ]{0,60}(?==))?"
-    r"(?P<space>[ \t]{0,8})(?P<sign>=>|:=|[=!]=|[:=,])?(?P<gap>[ \t]{0,8})",
-    re.IGNORECASE | re.ASCII,
-)
-_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
-_MAX_NAME = 64
-_OPENING = compiled_later(r"([rbfuRBFU]{0,2})(\\{0,3})(\"{3}|'{3}|[\"'`])")
-_QUOTED = {quote: compiled_later(rf"(?:\\.|[^\\\n{quote}])*") for quote in "\"'`"}
-_SCHEME = compiled_later(r"(?:Bearer|Basic|Token)[ \t]+", re.IGNORECASE)
-_BARE = compiled_later(r"[^\s\"'`,;&|<>(){}\[\]\\]+")
-_SHELL_VALUE = compiled_later(r"[^\s\"'`\\]+")
-_REST_OF_LINE = compiled_later(r"(\S++)(?:[ \t\r]+#[^\n]*|[ \t\r]*)$", re.MULTILINE)
-_BEFORE_A_LINE_KEY = compiled_later(r"[+-]?[ \t]*(?:-[ \t]+)?")
-
-
-_Judged = tuple[int, int, bool]  # where a value begins and ends, and whether it is a secret
-
-
-def _redact_named(text: str) -> str:
-    """Redact `api_key = "..."`, `"api_key": "..."`, `API_KEY=...`, `--api-key ...`, `password: ...`."""
-    done: list[str] = []
-    position = seen = 0
-    for match in _NAME_END.finditer(text):
-        start = match.start()
-        if start < seen:
-            continue
-        lowest = max(position, start - _MAX_NAME)
-        while start > lowest and text[start - 1] in _NAME_CHARACTERS:
-            start -= 1
-        name = text[start : match.end("stem")]
-        if name_kind(name) is NameKind.PLAIN:
-            continue
-        opening = _OPENING.match(text, match.end())
-        quoted = _quoted_value(text, match, name, opening) if opening else None
-        begin, end, secret = quoted or _bare_value(text, match, name, start)
-        if secret:
-            done += (text[position:begin], REDACTED)
-            position = seen = end
-        elif end - begin > _MAX_NAME * 4:
-            seen = end  # a long run is judged once, or `password=password=...` would cost its length squared
-    done.append(text[position:])
-    return "".join(done)
-
-
-def _quoted_value(text: str, match: re.Match[str], name: str, opening: re.Match[str]) -> _Judged:
-    prefix, escape, quote = opening.groups()
-    begin = opening.end()
-    if escape or len(quote) == 3:
-        closing = compiled_later(re.escape(escape + quote) + r"|\n").search(text, begin)
-        end = closing.start() if closing else len(text)
-    else:
-        inner = _QUOTED[quote].match(text, begin)
-        end = inner.end() if inner else begin
-        if text[end : end + 1] != quote:  # the quote before it was the closing one: `input("Password: ")`
-            return begin, begin, False
-    value = text[begin:end]
-    bare = _SCHEME.sub("", value, count=1)
-    if match["sign"] is None or _TEMPLATE.fullmatch(bare) or ("f" in prefix.lower() and "{" in value):
-        return begin, end, False
-    if match["sign"] == ",":
-        # A pair of strings may be a list of names; a value shows itself by its digits.
-        minimum, digits = (6, 1) if name.startswith("--") else (8, 2)
-        secret = _looks_like_credential(value, minimum, digits)
-    else:
-        secret = _is_secret(name, name_kind(name), value)
-    return begin, end, secret
-
-
-def _bare_value(text: str, match: re.Match[str], name: str, start: int) -> _Judged:
-    """An unquoted value may be code: the kind of line decides how much it must look like a secret."""
-    sign, begin, kind = match["sign"], match.end(), name_kind(name)
-    is_flag = name.startswith("--")
-    if sign in {",", "==", "!="} or (sign is None and not (is_flag and match["space"])):
-        return begin, begin, False
-    in_shell = is_flag or (name.isupper() and sign == "=" and not match["space"] and not match["gap"])
-    found = (_SHELL_VALUE if in_shell else _BARE).match(text, begin)
-    rest = _REST_OF_LINE.match(text, begin) if sign == ":" and match["gap"] else None
-    whole_line = rest is not None and _starts_line(text, start)
-    if found is None and not whole_line:
-        return begin, begin, False
-    end = rest.end(1) if rest and whole_line else found.end() if found else begin
-    value = text[begin:end].rstrip(".,;:)]}")
-    end = begin + len(value)
-    if (
-        not value
-        or value[0] in "$-<{[(*&"
-        or _CODE_NAME.fullmatch(value)
-        or text[end : end + 1] in {"(", "[", "{"}
-    ):
-        return begin, end, False
-    if _ORDINARY_WORD.fullmatch(value) or _TEMPLATE.fullmatch(value) or _is_reference(value):
-        return begin, end, False
-    if kind is NameKind.DOUBTFUL:
-        return begin, end, _looks_like_credential(value)
-    if in_shell or whole_line:
-        secret = True
-    elif "pass" in name.lower():
-        secret = _looks_like_credential(value, 6, digits=1)
-    else:
-        secret = _looks_like_credential(value, 8, digits=1) and not _NUMBERED_NAME.fullmatch(value)
-    return begin, end, secret
-
-
-def _starts_line(text: str, start: int) -> bool:
-    """Whether only a diff sign, indentation or a list dash stands before the name."""
-    line_start = text.rfind("\n", max(0, start - 200), start) + 1
-    return (line_start > 0 or start <= 200) and bool(_BEFORE_A_LINE_KEY.fullmatch(text, line_start, start))
+def _redact_assigned(match: re.Match[str]) -> str:
+    kind, value = name_kind(match["name"]), match["value"]
+    is_plain_name = kind is NameKind.SECRET and match["quote"]
+    minimum, digits = (_MIN_ASSIGNED, 1) if is_plain_name else (_MIN_CREDENTIAL, 2)
+    if kind is NameKind.PLAIN or not _looks_like_credential(value, minimum, digits):
+        return match[0]
+    return match[0][: match.start("value") - match.start()] + REDACTED

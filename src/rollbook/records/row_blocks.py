@@ -1,8 +1,8 @@
-"""Rows by the block, without a loop over lines: where lines begin and end, and what stands in them.
+"""Rows in blocks, without a loop over lines: where lines begin and end, and what is in them.
 
 A decoder takes any white space between objects and within them. Where every newline stands between `}` and
 `{` it stands between two objects, for within one there would be a comma; and as many objects as lines are
-then one a line. Nor does the decoder look into text that it skips, so the encoding is checked beside it.
+then one per line. Nor does the decoder look into text that it skips, so the encoding is checked beside it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 _BLOCK = 1 << 20
-_MOST_PARTS = 1024
 _NEWLINE, _OPEN, _CLOSE = ord("\n"), ord("{"), ord("}")
 _ASCII = 128
 
@@ -37,14 +36,11 @@ class LineBlock(NamedTuple):
         return int(self.ends[-1]) < len(self.data)
 
 
-def line_blocks(
-    path: Path, *, start: int = 0, end: int | None = None, size: int = _BLOCK
-) -> Iterator[LineBlock]:
-    """A block is good until the next one is asked for. What is read begins with a line."""
+def line_blocks(path: Path, *, end: int | None = None, size: int = _BLOCK) -> Iterator[LineBlock]:
+    """The lines of a file up to `end`; a block is good until the next one is asked for."""
     buffer = bytearray(size)
-    offset, carried = start, 0
+    offset = carried = 0
     with path.open("rb", buffering=0) as file:
-        file.seek(start)
         while True:
             room = memoryview(buffer)[carried:]
             if not (read := file.readinto(room if end is None else room[: max(0, end - offset - carried)])):
@@ -65,20 +61,6 @@ def line_blocks(
         yield _block(offset, np.frombuffer(buffer, dtype=np.uint8)[:carried], np.array([carried]))
 
 
-def line_parts(path: Path, part_bytes: int, *, start: int = 0) -> list[tuple[int, int]]:
-    """Where to cut a file into equal parts of whole lines, of about so many bytes unless they are too many.
-
-    Some are empty where lines are longer than that.
-    """
-    size = path.stat().st_size if path.is_file() else start
-    count = min(max(0, size - start) // part_bytes + 1, _MOST_PARTS)
-    cuts: list[int] = []
-    for number in range(1, count):
-        wanted, before = start + (size - start) * number // count, cuts[-1] if cuts else start
-        cuts.append(_line_start(path, wanted) if wanted > before else before)  # a long line is read once
-    return list(zip([start, *cuts], [*cuts, size], strict=True))
-
-
 def odd_lines(block: LineBlock) -> Ints:
     """Lines that do not begin with { and end with }: blank, indented, torn, or no rows at all."""
     _, data, starts, ends = block
@@ -89,7 +71,7 @@ def odd_lines(block: LineBlock) -> Ints:
 
 
 def decode_block(block: LineBlock, decode_lines: Callable[[memoryview], list[T]]) -> list[T] | None:
-    """The objects of the lines, one a line; None where something is odd."""
+    """The objects of the lines, one per line; None where something is odd."""
     if len(odd_lines(block)):
         return None
     data = block.data.data
@@ -100,13 +82,6 @@ def decode_block(block: LineBlock, decode_lines: Callable[[memoryview], list[T]]
     except (ValueError, RecursionError):  # the decoder's errors and wrong UTF-8 are values' errors
         return None
     return rows if len(rows) == len(block.ends) else None
-
-
-def _line_start(path: Path, offset: int) -> int:
-    """The start of the first line that begins at this byte or after it."""
-    with path.open("rb") as file:
-        file.seek(offset - 1)
-        return offset - 1 + len(file.readline())
 
 
 def _block(offset: int, data: Bytes, ends: Ints) -> LineBlock:

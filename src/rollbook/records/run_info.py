@@ -22,7 +22,7 @@ import orjson
 
 from rollbook.errors import BadFileError
 from rollbook.records.atomic import write_atomic
-from rollbook.records.plain import utc_now
+from rollbook.records.plain import encode_document, utc_now
 from rollbook.records.record import Record
 from rollbook.records.run_inputs import RunInput
 from rollbook.version import __version__
@@ -103,7 +103,7 @@ def _versions() -> dict[str, str]:
 
 
 def write_run_info(path: Path, info: RunInfo) -> None:
-    write_atomic(path, orjson.dumps(info.to_plain(), option=orjson.OPT_INDENT_2) + b"\n")
+    write_atomic(path, encode_document(info.to_plain()))
 
 
 def read_run_info(path: Path) -> RunInfo:

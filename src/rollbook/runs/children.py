@@ -8,14 +8,17 @@ registry appends the directory, after everything else.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import rollbook
 
 _PATH = "PYTHONPATH"
 _PREPENDED = "ROLLBOOK_PREPENDED_PATH"
+_PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
@@ -43,3 +46,16 @@ def forget_own_path() -> None:
         del os.environ[_PATH]
         if rest:
             os.environ[_PATH] = rest
+
+
+def die_with(parent: int) -> bool:
+    """Ask to be killed when the parent process ends; False if it has ended already.
+
+    Only Linux can be asked for this.
+    """
+    if sys.platform == "linux":
+        with suppress(ImportError, OSError, AttributeError):
+            import ctypes
+
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    return os.getppid() == parent

@@ -10,18 +10,15 @@ those logs back too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from rollbook.records import logtree
 from rollbook.records.complete import unfinished_path
-from rollbook.records.iterations import IterationRecord
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.layout import TRAIN, RunFiles
-from rollbook.records.rollouts import Trajectory
-from rollbook.records.run_inputs import RunInput
 from rollbook.runs.run import Run
 from rollbook.runs.run_logs import checked_log
 
@@ -41,6 +38,10 @@ def open_writer(log_path: str | Path, *, rank: int = 0, **settings: Any) -> Run 
     return Run(log_path, **settings) if rank == 0 else NullRun(log_path, rank=rank)
 
 
+def _nothing(self: object, *_: Any, **__: Any) -> None:
+    """Left to the first process."""
+
+
 class NullLog:
     def append(self, data: bytes) -> int:
         return 0
@@ -48,21 +49,13 @@ class NullLog:
     def sync(self) -> int:
         return 0
 
-    def close(self) -> None:
-        """Nothing is open."""
+    close = _nothing
 
 
 class NullGroup:
     group_idx = 0
     task_id: str | None = None
-
-    def add(self, trajectory: Trajectory, traj_idx: int | None = None) -> None:
-        """Forget a trajectory."""
-
-    def fail(
-        self, error: BaseException | str, traj_idx: int | None = None, partial: Trajectory | None = None
-    ) -> None:
-        """Forget a failure."""
+    add = fail = _nothing
 
     @contextmanager
     def trajectory(self, traj_idx: int) -> Iterator[None]:
@@ -109,31 +102,13 @@ class NullRun:
         """Yields where the first process writes this checkpoint: ranks add their parts while it is open."""
         yield unfinished_path(self.files.checkpoint(name))
 
-    def record_checkpoint(self, name: str, **_: Any) -> None:
-        """Leave it to the first process."""
-
-    def add_token_export(self, manifest: Path) -> None:
-        """Leave it to the first process."""
-
-    def note_inputs(self, inputs: Iterable[RunInput]) -> None:
-        """Leave it to the first process."""
-
-    def finish_iteration(self, record: IterationRecord) -> None:
-        """Leave it to the first process."""
+    record_checkpoint = add_token_export = note_inputs = finish_iteration = log_metrics = alert = _nothing
 
     def restore_random_state(self) -> bool:
         return False
 
-    def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Forget metrics."""
-
-    def alert(self, title: str, text: str = "", **_: Any) -> None:
-        """Forget an alert."""
-
     @contextmanager
-    def rollouts(
-        self, iteration: int, split: str = TRAIN, *, title: str | None = None
-    ) -> Iterator[NullRolloutLog]:
+    def rollouts(self, iteration: int, split: str = TRAIN, **_: Any) -> Iterator[NullRolloutLog]:
         yield NullRolloutLog()
 
     @contextmanager
@@ -144,11 +119,10 @@ class NullRun:
         for log in self._logs.values():
             log.sync()
 
-    def close(self, outcome: str = "completed", error: str | None = None) -> None:
+    def close(self, *_: Any, **__: Any) -> None:
         self._opened.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    __exit__ = close

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 import time
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from rollbook.records.jsonl import Line
 from rollbook.records.layout import RunFiles
 from rollbook.records.locks import LockHolder, noted_holder
 from rollbook.records.metrics import normalize, step_of
+from rollbook.records.plain import unix_time
 from rollbook.records.progress import Progress, read_progress
 from rollbook.records.record import decode_json, decode_line
 from rollbook.records.run_info import RunInfo
@@ -153,13 +154,13 @@ def _from_progress(path: Path, standing: Standing) -> None:
 
 def why_collector_is_gone(progress: Progress) -> str | None:
     """Why a progress file that says `running` is not to be believed; None while its collector lives."""
-    from rollbook.runs.jobs.processes import ProcessIdentity, host_name, started_at, why_gone
+    from rollbook.runs.jobs.processes import ProcessIdentity, started_at, why_gone
 
-    pid, host, updated = progress.pid, progress.host, _unix_time(progress.updated_at)
+    pid, host, updated = progress.pid, progress.host, unix_time(progress.updated_at)
     is_silent = updated is None or time.time() - updated > _SILENT_S
-    if host != host_name() or not isinstance(pid, int):
+    if host != socket.gethostname() or not isinstance(pid, int):
         return f"no word from its process on {host} since {progress.updated_at}" if is_silent else None
-    began, born = _unix_time(progress.started_at), started_at(pid)
+    began, born = unix_time(progress.started_at), started_at(pid)
     if is_silent and began is not None and born is not None and born > began + _CLOCK_SLACK_S:
         return f"its process is gone; pid {pid} is another one now"
     return why_gone(ProcessIdentity(pid))
@@ -170,14 +171,14 @@ def writer_of(files: RunFiles, info: RunInfo) -> LockHolder | None:
 
     Of a process on another host nothing is known but that it has not said how it ended.
     """
-    from rollbook.runs.jobs.processes import ProcessIdentity, host_name, started_at, why_gone
+    from rollbook.runs.jobs.processes import ProcessIdentity, started_at, why_gone
 
     holder = noted_holder(files.run)
     if holder is None or (info.attempts and info.attempts[-1].ended_at is not None):
         return None
-    if holder.host != host_name():
+    if holder.host != socket.gethostname():
         return holder
-    since, born = _unix_time(holder.since), started_at(holder.pid)
+    since, born = unix_time(holder.since), started_at(holder.pid)
     is_another = since is not None and born is not None and born > since + _CLOCK_SLACK_S
     return None if is_another or why_gone(ProcessIdentity(holder.pid)) else holder
 
@@ -189,13 +190,6 @@ def disbelieve(standing: Standing) -> None:
     if progress is not None and progress.status == "running":
         progress.status, progress.rate_per_s, progress.eta_s = "lost", None, None
         progress.in_flight = progress.waiting = 0
-
-
-def _unix_time(text: Any) -> float | None:
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (TypeError, ValueError):
-        return None
 
 
 def _total_steps(steps: list[tuple[int, dict[str, Any]]]) -> int:
@@ -222,10 +216,11 @@ def _set_headline(standing: Standing, rows: list[dict[str, Any]]) -> None:
 
 def _eta(steps: list[tuple[int, dict[str, Any]]], total: int) -> float | None:
     """From the times of the lines at hand: the pace of this session, not of the whole run."""
-    timed = [(step, datetime.fromisoformat(row["logged_at"])) for step, row in steps if row.get("logged_at")]
+    times = ((step, unix_time(row.get("logged_at"))) for step, row in steps)
+    timed = [(step, at) for step, at in times if at is not None]
     if len(timed) < 2 or timed[-1][0] <= timed[0][0]:
         return None
-    pace = (timed[-1][1] - timed[0][1]).total_seconds() / (timed[-1][0] - timed[0][0])
+    pace = (timed[-1][1] - timed[0][1]) / (timed[-1][0] - timed[0][0])
     return round(max(0.0, pace * (total - 1 - timed[-1][0])), 1)
 
 

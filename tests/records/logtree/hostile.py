@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from rollbook.records import logtree
 from rollbook.records.logtree import Node, Trace
+from rollbook.records.logtree.log import exception_node
 
 RUN = "window.__pwned=1"
 AWAY = "http://attacker.invalid/leak"
@@ -98,25 +99,21 @@ def tree_of(text: str) -> Trace:
             with logtree.scope(text, traj_idx=text, task_id=text), logtree.scope(text, turn=text):
                 _log_elements(text)
                 _log_conversations(text)
-        with logtree.detached(text, eval=text) as late:
-            late.retitle(text)
+        with logtree.scope(text, eval=text) as late:
             late.identify(**{text: text})
-        trace.attach(late)
-        with logtree.details_scope(text, open=True):
             _log_elements(text)
     trace.started_at = text
+    broken = type(text.replace("\0", "").encode("utf-8", "replace").decode(), (Broken,), {})
+    trace.root.children.append(exception_node(broken(text)))
     trace.root.children += [Node(text, {text: text}, [text], {"type": text, text: text}), *_crafted(text)]
     return trace
 
 
 def _log_elements(text: str) -> None:
     logtree.text(text)
-    logtree.heading(text)
-    logtree.details(text, summary=text, open=True)
     logtree.table([{text: text, "other": [text, {text: text}]}], caption=text)
     logtree.table([[text, 1, None]], text, columns=[text])
-    logtree.table_from_dict({text: text}, caption=text)
-    logtree.exception(type(text.replace("\0", "").encode("utf-8", "replace").decode(), (Broken,), {})(text))
+    logtree.table({text: text}, caption=text, columns=("key", "value"))
 
 
 def _log_conversations(text: str) -> None:

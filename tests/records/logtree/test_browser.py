@@ -10,6 +10,7 @@ import pytest
 import browser as browser_module
 from browser import Browser, Page
 from rollbook.records import logtree
+from rollbook.records.logtree.log import exception_node
 
 GROUPS, MEMBERS = 6, 4
 COUNT = "document.getElementById('lt-count').textContent"
@@ -35,7 +36,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
                             ]
                         )
                 logtree.table([{"wide column " * 3 + str(column): 1 for column in range(20)}])
-        logtree.exception(ValueError("went wrong"))
+        trace.root.children.append(exception_node(ValueError("went wrong")))
     path = tmp_path_factory.mktemp("page") / "train.html"
     logtree.write(trace, html=path)
     return path

@@ -12,6 +12,7 @@ import pytest
 from browser import Browser, Page
 from records.logtree import hostile
 from rollbook.records import logtree
+from rollbook.records.logtree.log import exception_node
 from rollbook.records.logtree.page import render
 
 GROUPS, TRAJECTORIES, TURNS = 6, 3, 2
@@ -216,7 +217,7 @@ def test_text_stands_out_from_what_is_behind_it(browser: Browser, tmp_path: Path
                 [{"role": "assistant", "reasoning": "why", "tool_calls": [{"id": "1", "name": "f"}]}]
             )
             logtree.table([{"a": 1, "b": float("nan"), "c": None}], caption="c")
-        logtree.exception(ValueError("x"))
+        trace.root.children.append(exception_node(ValueError("x")))
     file = tmp_path / "t.html"
     logtree.write(trace, html=file)
     with browser.page() as page:

@@ -17,6 +17,7 @@ import pytest
 
 from rollbook.records import logtree
 from rollbook.records.logtree.escape import escape
+from rollbook.records.logtree.log import exception_node
 
 
 class Unshowable:
@@ -49,6 +50,11 @@ class Model:
 class FakeTensor:
     def item(self) -> float:
         return 0.5
+
+
+def tables_of(trace: logtree.Trace) -> list[dict[str, Any]]:
+    found = [child.data for child in trace.root.children if isinstance(child, logtree.Node)]
+    return [data for data in found if data is not None and data["type"] == "table"]
 
 
 def endless() -> list[Any]:
@@ -107,17 +113,11 @@ ODD: list[Any] = [
 def test_odd_values_go_through_every_call(number: int, tmp_path: Any) -> None:
     value = ODD[number]
     with logtree.trace(value) as trace:
-        with logtree.scope(value, odd=value), logtree.details_scope(value), logtree.detached(value) as loose:
+        with logtree.scope(value, odd=value), logtree.under(logtree.section(value, odd=value)):
             logtree.text(value)
-        trace.attach(loose)
-        loose.retitle(value)
-        logtree.heading(value)
-        logtree.details(value, summary=value)
         for rows in (value, [value], [[value, 1]], [{"a": value}], {"a": value}):
             logtree.table(rows, caption=value)
             logtree.table(rows, columns=value)
-        logtree.table_from_dict({"a": value})
-        logtree.table_from_dict(value)
         logtree.conversation(value)
         logtree.conversation([value, {"role": value, "content": value}])
         for part in (
@@ -129,7 +129,7 @@ def test_odd_values_go_through_every_call(number: int, tmp_path: Any) -> None:
                 [{"role": "user", "content": [value, part], "reasoning": value, "extra": value}]
             )
         logtree.conversation([{"role": "assistant", "tool_calls": [value, {"function": value, "id": value}]}])
-        logtree.exception(value)
+        trace.root.children.append(exception_node(value))
     logtree.write(trace, html=tmp_path / "t.html", json=tmp_path / "t.json")
 
     def refuse(name: str) -> None:
@@ -151,8 +151,7 @@ def test_generators_are_drained_and_their_failure_is_shown() -> None:
     good, bad = logtree.find_conversations(trace)
     assert [message["content"] for message in good.messages] == ["0", "1"]
     assert "cannot be shown: RuntimeError" in str(bad.messages)
-    (table,) = logtree.find_tables(trace)
-    assert table.rows == [[0], [1]]
+    assert tables_of(trace)[0]["rows"] == [[0], [1]]
 
 
 def test_messages_are_copied_when_they_are_logged() -> None:
@@ -199,16 +198,17 @@ def test_table_cells_keep_their_types() -> None:
 def test_rows_as_lists_take_their_columns_and_ragged_ones_are_filled() -> None:
     with logtree.trace("t") as trace:
         logtree.table([[1, 2], [3], 4], columns=["a"])
-        logtree.table_from_dict({"x": 1, 2: "y"}, caption="c")
+        logtree.table({"x": 1, 2: "y"}, caption="c", columns=("key", "value"))
         logtree.table(pd.DataFrame({"p": [1, 2], "q": ["r", "s"]}))
         logtree.table(np.eye(2))
         logtree.table([])
-    ragged, pairs, frame, array, empty = logtree.find_tables(trace)
-    assert (ragged.columns, ragged.rows) == (["a", "1"], [[1, 2], [3, None], [4, None]])
-    assert (pairs.columns, pairs.rows, pairs.caption) == (["key", "value"], [["x", 1], [2, "y"]], "c")
-    assert (frame.columns, frame.rows) == (["p", "q"], [[1, "r"], [2, "s"]])
-    assert array.rows == [[1.0, 0.0], [0.0, 1.0]]
-    assert (empty.columns, empty.rows) == ([], [])
+    ragged, pairs, frame, array, empty = tables_of(trace)
+    assert (ragged["columns"], ragged["rows"]) == (["a", "1"], [[1, 2], [3, None], [4, None]])
+    assert (pairs["columns"], pairs["rows"]) == (["key", "value"], [["x", 1], [2, "y"]])
+    assert pairs["caption"] == "c"
+    assert (frame["columns"], frame["rows"]) == (["p", "q"], [[1, "r"], [2, "s"]])
+    assert array["rows"] == [[1.0, 0.0], [0.0, 1.0]]
+    assert (empty["columns"], empty["rows"]) == ([], [])
 
 
 # ---- Hidden characters

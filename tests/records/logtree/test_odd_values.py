@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rollbook.records import logtree
+from rollbook.records.logtree.log import exception_node
 
 
 class FailingRepr:
@@ -74,8 +75,6 @@ def test_no_value_makes_a_call_or_a_file_fail(value: Any, tmp_path: Path) -> Non
     with logtree.trace(value) as trace:
         with logtree.scope(value, group_idx=value, **{"": value, "on click=": value, '"><b>': value}) as node:
             logtree.text(value)
-            logtree.heading(value)
-            logtree.details(value, summary=value)
             logtree.table(value, value)
             logtree.table([value, [value], {"a": value}], columns=[value])
             logtree.conversation(value, traj_idx=value)
@@ -83,8 +82,8 @@ def test_no_value_makes_a_call_or_a_file_fail(value: Any, tmp_path: Path) -> Non
             logtree.conversation(
                 [{"role": "user", "content": [{"type": value, "text": value, "image": value}]}]
             )
-            logtree.exception(value if isinstance(value, BaseException) else ValueError(value))
-        node.retitle(value)
+        error = value if isinstance(value, BaseException) else ValueError(value)
+        trace.root.children.append(exception_node(error))
         node.identify(reward=value)
     logtree.write(trace, html=tmp_path / "page.html", json=tmp_path / "page_logtree.json")
     assert json.loads((tmp_path / "page_logtree.json").read_bytes())["root"]["children"]
@@ -103,11 +102,13 @@ def test_values_keep_their_meaning() -> None:
         )
     paragraphs = [child.children[0] for child in trace.root.children[:4] if isinstance(child, logtree.Node)]
     assert paragraphs == ["0.5", "café", "None", "<FailingRepr that cannot be shown: RuntimeError>"]
-    (table,) = logtree.find_tables(trace)
-    assert table.columns == ["n", "x", "bad", "ok", "no"]
-    assert table.rows == [[3, 0.25, None, True, None]]
-    assert [type(cell) for cell in table.rows[0]] == [int, float, type(None), bool, type(None)]
-    assert table.node.data is not None and table.node.data["nonfinite"] == [[0, 2, "NaN"]]
+    table = trace.root.children[4]
+    assert isinstance(table, logtree.Node) and table.data is not None
+    assert table.data["columns"] == ["n", "x", "bad", "ok", "no"]
+    (row,) = table.data["rows"]
+    assert row == [3, 0.25, None, True, None]
+    assert [type(cell) for cell in row] == [int, float, type(None), bool, type(None)]
+    assert table.data["nonfinite"] == [[0, 2, "NaN"]]
 
 
 def test_a_web_of_objects_ends() -> None:

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from rollbook.records import logtree
 from rollbook.records.logtree import Node, Trace
+from rollbook.records.logtree.log import exception_node
 from rollbook.records.logtree.page import render
+from rollbook.records.logtree.tree import here
 
 TAGS = frozenset(
     re.findall(
@@ -92,9 +94,11 @@ def say(**fields: Any) -> None:
     logtree.conversation([{"role": "user", "content": "x", **fields}])
 
 
-def open_details_scope(text: str) -> None:
-    with logtree.details_scope(text):
-        pass
+def put(tag: str, *children: Node | str) -> None:
+    """An element that only other writers make."""
+    place = here.get()
+    assert place is not None
+    place.node.children.append(Node(tag, {}, list(children)))
 
 
 def open_scope(title: str, **ids: object) -> None:
@@ -104,18 +108,17 @@ def open_scope(title: str, **ids: object) -> None:
 
 POSITIONS: dict[str, Callable[[str], None]] = {
     "text": logtree.text,
-    "heading": logtree.heading,
+    "heading": lambda text: put("h3", text),
     "scope title": open_scope,
     "group title": lambda text: open_scope(text, group_idx=0),
     "trajectory title": lambda text: open_scope(text, traj_idx=0),
     "scope id": lambda text: open_scope("x", task_id=text),
-    "details": logtree.details,
-    "summary": lambda text: logtree.details("x", summary=text),
-    "details scope": open_details_scope,
+    "details": lambda text: put("details", Node("summary", {}, ["x"]), Node("pre", {}, [text])),
+    "summary": lambda text: put("details", Node("summary", {}, [text]), Node("pre", {}, ["x"])),
     "caption": lambda text: logtree.table([[1]], text),
     "column": lambda text: logtree.table([{text: 1}]),
     "cell": lambda text: logtree.table([{"a": text}]),
-    "key": lambda text: logtree.table_from_dict({text: 1}),
+    "key": lambda text: logtree.table({text: 1}, columns=("key", "value")),
     "content": lambda text: say(content=text),
     "part": lambda text: say(content=[{"type": "text", "text": text}]),
     "reasoning": lambda text: say(reasoning_content=text),
@@ -192,7 +195,7 @@ def test_the_title_is_text(text: str) -> None:
 @given(text=any_text | HTML_LIKE)
 def test_an_exception_shows_its_message(text: str) -> None:
     with logtree.trace("t") as trace:
-        logtree.exception(ValueError(text))
+        trace.root.children.append(exception_node(ValueError(text)))
     page = Read(render(trace).decode())
     assert without_surrogates(text) in page.main
     check_tags(page)

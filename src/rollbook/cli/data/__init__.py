@@ -6,10 +6,11 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 
 from rollbook.cli.dispatch import dispatch
 
-# name -> what it does; the module of the same name in this package holds its typer `app`.
+# name -> what it does; the function of the same name is in `commands`.
 COMMANDS = {
     "merge": "any number of files into one, checked: count, uniqueness, coverage, no torn line",
     "mix": "target shares of several sources, sampled and shuffled",
@@ -34,7 +35,7 @@ def app(*, args: list[str], prog_name: str) -> None:
         dispatch(
             args,
             COMMANDS,
-            package="rollbook.cli.data",
+            load=lambda name: getattr(import_module("rollbook.cli.data.commands"), name),
             program=prog_name,
             about=_ABOUT,
         )
@@ -42,7 +43,7 @@ def app(*, args: list[str], prog_name: str) -> None:
 
 @contextmanager
 def tidy_end() -> Iterator[None]:
-    """A queue ends a job by SIGTERM; the files aside, which may be large, go with it as they do by Ctrl-C."""
+    """Turn SIGTERM into SystemExit, so that the temporary files, which may be large, are removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

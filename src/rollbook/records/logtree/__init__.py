@@ -11,19 +11,12 @@ There is no way to log raw HTML; text that looks like HTML is text.
 """
 
 from rollbook.records.logtree.files import decode_node, encode, encode_node, read, write
-from rollbook.records.logtree.find import Found, FoundTable, find_conversations, find_tables
+from rollbook.records.logtree.find import Found, find_conversations
 from rollbook.records.logtree.log import (
     conversation,
-    detached,
-    details,
-    details_scope,
-    disabled,
-    exception,
-    heading,
     scope,
     section,
     table,
-    table_from_dict,
     text,
     trace,
     under,
@@ -33,26 +26,17 @@ from rollbook.records.logtree.tree import NOWHERE, Node, Trace
 __all__ = [
     "NOWHERE",
     "Found",
-    "FoundTable",
     "Node",
     "Trace",
     "conversation",
     "decode_node",
-    "detached",
-    "details",
-    "details_scope",
-    "disabled",
     "encode",
     "encode_node",
-    "exception",
     "find_conversations",
-    "find_tables",
-    "heading",
     "read",
     "scope",
     "section",
     "table",
-    "table_from_dict",
     "text",
     "trace",
     "under",

@@ -60,7 +60,7 @@ def write(
             from rollbook.records.logtree.page import writing_page  # only writers of pages need it
 
             files.append(opened.enter_context(writing_page(Path(html), trace)))
-        for child in chain(trace.root.children, map(trace.fit, more)):
+        for child in chain(trace.root.children, more):
             for add in files:
                 add(child)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from rollbook.runs.children import forget_own_path, python_command, python_envir
 from rollbook.runs.jobs.job import Job, Started, decode_job, decode_started, encode_job, encode_started
 from rollbook.runs.jobs.ledger import Ledger, RunRecord
 from rollbook.runs.jobs.outcome import exit_code_for
-from rollbook.runs.jobs.processes import RUN_ID_VARIABLE, host_name, is_visible, why_gone
+from rollbook.runs.jobs.processes import RUN_ID_VARIABLE, is_visible, why_gone
 from rollbook.runs.jobs.supervise import supervise
 
 _LOOK_S = 0.1
@@ -113,7 +114,7 @@ def stop(ledger: Ledger, ref: str, timeout_s: float | None = None) -> RunRecord:
     if not record.is_running:
         raise UsageError(f"{record.id} is not running: it is {record.status}")
     process = record.process
-    if process is None or record.host != host_name() or not is_visible(process):
+    if process is None or record.host != socket.gethostname() or not is_visible(process):
         raise UsageError(f"{record.id} runs on host {record.host}; type `rollbook stop {record.id}` there")
     grace = record.extra.get("grace_s")
     if timeout_s is None:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from rollbook.records.line_secrets import StreamSecrets
 from rollbook.runs.children import python_command, python_environment
 from rollbook.runs.jobs.console import CarriageReturns
 from rollbook.runs.jobs.processes import GUARDIAN_VARIABLE, HAS_PROC, RUN_ID_VARIABLE, RunProcesses
@@ -149,18 +150,21 @@ class Guardian:
 
 
 class LogFile:
-    """The log. A full disk costs lines, which are counted, and never stops the run."""
+    """The log, without the values of secrets.
+
+    A full disk costs lines, which are counted, and never stops the run.
+    """
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        self._returns = CarriageReturns()
+        self._returns, self._secrets = CarriageReturns(), StreamSecrets()
         self._lost = 0
 
     def write(self, data: bytes) -> None:
-        self._put(self._returns.feed(data))
+        self._put(self._secrets.feed(self._returns.feed(data)))
 
     def finish(self, last_words: bytes) -> None:
-        self._put(self._returns.finish())
+        self._put(self._secrets.feed(self._returns.finish()) + self._secrets.finish())
         if self._lost:
             self._put(f"[rollbook] {self._lost} bytes of output could not be written here\n".encode())
         self._put(last_words)

@@ -22,6 +22,7 @@ import orjson
 
 from rollbook.errors import BadFileError, WriteError
 from rollbook.records.atomic import fsync_directory, write_atomic
+from rollbook.records.line_secrets import LineSecrets
 from rollbook.records.locks import FileLock
 from rollbook.records.plain import encode, to_plain
 
@@ -41,7 +42,7 @@ _TAIL_WINDOW = 1 << 16
 
 def encode_item(event: Event) -> bytes:
     """One event as one line; whatever the values are, YAML and JSON read the same back."""
-    plain = orjson.loads(encode(to_plain(event)))
+    plain = orjson.loads(LineSecrets().cleaned(encode(to_plain(event))))
     return f"- {_flow(plain)}\n".encode()
 
 

@@ -18,10 +18,8 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     config: Any = None  # resolved, for the snapshot
     config_path: Path | None = None
     output_dir: Path | None = None
-    run_dir: Path | None = None  # for system.jsonl and the child's own files; by default the run's archive
     data: list[Path] = []  # files to fingerprint
     resumed_from: str | None = None
-    tracker: dict[str, Any] | None = None
     grace_s: float = 10.0
     sample_every_s: float = 10.0  # 0: no system.jsonl
     # `package.module:function`, called as f(job, started, end) in the supervisor before the end is recorded;

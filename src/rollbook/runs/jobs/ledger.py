@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import socket
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -30,7 +31,6 @@ from rollbook.runs.jobs.processes import (
     ProcessIdentity,
     boot_id,
     boot_time,
-    host_name,
     identify,
     is_visible,
     why_gone,
@@ -68,7 +68,6 @@ class RunStart(Record, kw_only=True):
     archive: str | None = None
     config: str | None = None
     resumed_from: str | None = None
-    tracker: dict[str, Any] | None = None
 
 
 class RunEnd(Record, kw_only=True):
@@ -146,7 +145,7 @@ class Ledger:
     def start(self, run: RunStart) -> str:
         run.id = run.id or new_id(run.name)
         run.started_at = run.started_at or utc_now()
-        run.host = run.host or host_name()
+        run.host = run.host or socket.gethostname()
         run.user = run.user or _user()
         if run.process is None:
             run.process = identify(run.pid)
@@ -321,7 +320,7 @@ def _fold_into(run: Event, event: Event) -> None:
 
 def _is_ours_to_judge(run: Event) -> bool:
     process = _process_of(run)
-    return process is not None and run.get("host") == host_name() and is_visible(process)
+    return process is not None and run.get("host") == socket.gethostname() and is_visible(process)
 
 
 def _process_of(run: Event) -> ProcessIdentity | None:

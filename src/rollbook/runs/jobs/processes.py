@@ -13,7 +13,6 @@ import errno
 import os
 import re
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,10 +81,6 @@ def all_stats() -> Iterator[Stat]:
     for name in os.listdir(_PROC):  # noqa: PTH208 - iterdir would build a Path a process
         if name.isdigit() and (stat := read_stat(int(name))):
             yield stat
-
-
-def host_name() -> str:
-    return socket.gethostname()
 
 
 def boot_id() -> str | None:

@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,11 +26,10 @@ import orjson
 from rollbook.records.atomic import write_atomic
 from rollbook.records.code_state import CodeState, capture_code, write_code_diff
 from rollbook.records.config import write_config
-from rollbook.records.plain import to_plain, utc_now
-from rollbook.records.redact import redact_text, redact_tree
+from rollbook.records.plain import encode_document, to_plain, utc_now
+from rollbook.records.redact import redact_tree, redact_yaml
 from rollbook.runs.jobs.fingerprint import Fingerprinter
 from rollbook.runs.jobs.job import Job
-from rollbook.runs.jobs.processes import host_name
 from rollbook.runs.jobs.system import machine_memory, query_gpus
 from rollbook.version import __version__
 
@@ -139,7 +139,7 @@ def _command(job: Job) -> dict[str, Any]:
 def _copy_config(path: Path, source: Path) -> None:
     """The file as it stood, comments and all, without its secrets."""
     text = source.read_bytes().decode("utf-8", "surrogateescape")
-    write_atomic(path, redact_text(text).encode("utf-8", "surrogateescape"))
+    write_atomic(path, redact_yaml(text).encode("utf-8", "surrogateescape"))
 
 
 def _versions(job: Job) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def _host(taken: Snapshot) -> dict[str, Any]:
     except Exception as error:
         gpus, taken.missing["gpus"] = [], str(error)
     return {
-        "hostname": host_name(),
+        "hostname": socket.gethostname(),
         "os": platform.platform(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
@@ -219,4 +219,4 @@ def _cpu_model() -> str | None:
 
 
 def _write_json(path: Path, content: Any) -> None:
-    write_atomic(path, orjson.dumps(to_plain(content), option=orjson.OPT_INDENT_2) + b"\n")
+    write_atomic(path, encode_document(to_plain(content)))

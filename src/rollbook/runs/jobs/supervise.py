@@ -67,12 +67,10 @@ class _Supervisor:
         self._began = time.monotonic()
         self.id = new_id(job.name)
         self.archive = ledger.artifacts / "archives" / self.id
-        self.run_dir = job.run_dir.absolute() if job.run_dir else self.archive
 
     def run(self) -> RunEnd:
         try:
             self.archive.mkdir(parents=True, exist_ok=True)
-            self.run_dir.mkdir(parents=True, exist_ok=True)
             self.log = _create_log(self._ledger.artifacts / "logs", self._job.name, self.id)
         except OSError as error:
             raise UsageError(f"{self._ledger.artifacts}: cannot write here: {error.strerror}") from error
@@ -101,7 +99,6 @@ class _Supervisor:
             archive=str(self.archive),
             config=str(job.config_path) if job.config_path else None,
             resumed_from=job.resumed_from,
-            tracker=job.tracker,
             extra={"grace_s": job.grace_s, **job.extra},
         )
 
@@ -143,7 +140,7 @@ class _Supervisor:
             raise _NotStartedError(error) from error
         guardian.tell_child(child.pid)
         stream.close_sink()
-        sampler = SystemSampler(self.run_dir, child.pid, every_s=self._job.sample_every_s)
+        sampler = SystemSampler(self.archive, child.pid, every_s=self._job.sample_every_s)
         watch = Watch(
             child,
             self.id,
@@ -170,7 +167,7 @@ class _Supervisor:
         environment[RUN_ID_VARIABLE] = self.id
         environment["ROLLBOOK_RUN_NAME"] = self._job.name
         environment["ROLLBOOK_ARTIFACTS"] = str(self._ledger.artifacts)
-        environment["ROLLBOOK_RUN_DIR"] = str(self.run_dir)
+        environment["ROLLBOOK_RUN_DIR"] = str(self.archive)
         if self._job.output_dir:
             environment["ROLLBOOK_OUTPUT_DIR"] = str(self._job.output_dir)
         return environment

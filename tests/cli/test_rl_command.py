@@ -52,7 +52,7 @@ def test_an_error_of_the_run_is_said_once_and_its_end_is_named(setup: Path, tmp_
     failed = rollbook(tmp_path, "rl", "config.yaml")
     assert failed.returncode == 2
     said = failed.stdout + failed.stderr
-    assert said.count("max_length is 100000, but the model has 64 positions") == 1
+    assert said.count("sampler.max_length is 100000, but the model has 64 positions") == 1
     assert failed.stderr.splitlines()[-1] == "rollbook: run failed: exit code 2"
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from rollbook.records.iterations import Fate, RolloutFate
 from rollbook.records.turns import Turn
-from rollbook.rl.groups import Group, duplicates, select
+from rollbook.rl.groups import Cuts, Group, cuts_of, duplicates, is_truncated, select
 from rollbook.rollouts.types import Episode
 
 
@@ -81,11 +81,34 @@ def test_a_masked_truncated_rollout_counts_in_the_baseline_and_a_dropped_one_doe
 
 def test_an_episode_that_grew_too_long_between_two_replies_is_truncated_too():
     """Its replies all ended by themselves; there was no room for another one."""
-    grown = Episode(prompt=[], turns=[turn([5, 6], 1.0)], stop_reason="length")
+    grown = Episode(prompt=[], turns=[turn([5, 6], 1.0)], stop_reason="max_length")
     masked = choose([[grown, episode(0)]], truncated="mask")
     assert [fate.fate for fate in masked.fates] == [Fate.TRUNCATED, Fate.TRAINED]
     over = Episode(prompt=[], turns=[turn([5, 6], 1.0)], stop_reason="max_turns")
     assert choose([[over, episode(0)]], truncated="mask").fates[0].fate is Fate.TRAINED
+
+
+def cut(*turns, stop="length"):
+    return Episode(prompt=[], turns=list(turns), stop_reason=stop)
+
+
+@pytest.mark.parametrize(
+    ("played", "wanted"),
+    [
+        (cut(turn([5, 6, 7]), stop="stop"), Cuts(reply=False, episode=False)),
+        (cut(turn([5, 6, 7], finish="length")), Cuts(reply=True, episode=False)),
+        # The environment went on after a reply that was cut, and the episode ended as it should.
+        (cut(turn([5, 6, 7], finish="length"), turn([5]), stop="stop"), Cuts(reply=True, episode=False)),
+        (cut(turn([5, 6], finish="length")), Cuts(reply=False, episode=True)),
+        (cut(turn([5, 6]), stop="max_length"), Cuts(reply=False, episode=True)),
+        (cut(turn([5, 6, 7], finish="length"), stop="max_length"), Cuts(reply=True, episode=True)),
+        (cut(turn([5, 6, 7], finish="length"), turn([5], finish="length")), Cuts(reply=True, episode=True)),
+    ],
+)
+def test_which_limit_ended_a_reply_and_which_the_episode(played, wanted):
+    """With replies of at most three tokens: one that is cut off before ran out of room."""
+    assert cuts_of(played, 3) == wanted
+    assert is_truncated(played) == any(wanted)
 
 
 def test_only_sampled_tokens_are_trained_with_the_values_they_were_sampled_with():

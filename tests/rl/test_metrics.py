@@ -108,6 +108,8 @@ SAMPLING = {
     "rollouts/trained": 2,
     "truncated/count": 1,
     "truncated/share": 1 / 9,
+    "truncated/reply": 1 / 9,
+    "truncated/episode": 0,
     "duplicates/share": 2 / 9,
     # Two rollouts of three tokens, 1/8 each; six of one token beside another one; a lone one has no other.
     "duplicates/expected": (2 * 0.125 + 6 * 0.5 + 0) / 9,
@@ -128,10 +130,16 @@ def test_what_is_measured_of_the_rollouts() -> None:
 def test_what_is_measured_of_sampling_and_selection() -> None:
     groups = iteration()
     selection = select(groups, split="train", iteration=0, at_most=1, advantage="mean", truncated="train")
-    assert metrics.of_sampling(groups, selection) == pytest.approx(SAMPLING)
+    assert metrics.of_sampling(groups, selection, 3) == pytest.approx(SAMPLING)
+    room = {
+        "truncated/reply": 0,
+        "truncated/episode": 1 / 9,
+    }  # of replies of four it had no room for a whole one
+    assert metrics.of_sampling(groups, selection, 4) == pytest.approx(SAMPLING | room)
     nothing = [Group(0, [None, None])]
     none = select(nothing, split="train", iteration=0, at_most=1, advantage="mean", truncated="train")
-    assert "truncated/share" not in metrics.of_sampling(nothing, none)  # of no rollout nothing is known
+    shares = ("truncated/share", "truncated/reply", "truncated/episode")
+    assert not metrics.of_sampling(nothing, none, 3).keys() & set(shares)  # of no rollout nothing is known
 
 
 def tokens() -> tuple[LossInputs, TokenOutputs]:

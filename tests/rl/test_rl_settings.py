@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import typing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from helpers.places import REPOSITORY
 from rollbook.errors import UsageError
-from rollbook.rl.settings import RlSettings, load_settings
+from rollbook.rl.settings import EnvironmentSettings, EvalSettings, RlSettings, SamplerSettings, load_settings
+from rollbook.rl.tasks import GENERATED_TASKS
+from rollbook.rollouts.retry import RetrySettings
+from rollbook.train.losses import AnyLoss, ReferenceKl
+from rollbook.train.model_settings import ModelSettings
 
 LEAST: dict[str, Any] = {
     "log_path": "run",
@@ -76,10 +84,64 @@ def test_what_a_config_must_have(key: str) -> None:
 
 
 def test_a_config_may_be_the_one_of_a_run_and_name_losses_as_others_do(tmp_path: Path) -> None:
-    import msgspec
-
     settings = load("loss_fn=ppo", "loss_fn=ppo")
     assert type(settings.loss).__name__ == "PpoClip"
     assert load_settings(msgspec.to_builtins(settings)) == settings
     with pytest.raises(UsageError, match="loss and loss_fn are the same setting"):
         load("loss_fn=ppo", "loss={name: ppo}")
+
+
+def table_of_settings() -> dict[str, str]:
+    """By the names in the first cell of the table of docs/rl.md the whole row; a prefix holds for a cell."""
+    text = (REPOSITORY / "docs/rl.md").read_text().partition("## Settings")[2]
+    rows = {}
+    for row in re.findall(r"^\| `.*$", text, re.MULTILINE):
+        names = re.findall(r"`([^`]+)`", row.split("|")[1])
+        prefix = names[0].rpartition(".")[0]
+        for name in names:
+            rows[name if "." in name or not prefix else f"{prefix}.{name}"] = row
+    return rows
+
+
+# What a mapping or a list of them may hold stands in the row of its key.
+NESTED: dict[str, tuple[type[msgspec.Struct], dict[str, str]]] = {
+    "model": (ModelSettings, {"handed_over": "from", "compile": ""}),  # which is refused here
+    "environments": (EnvironmentSettings, {"label": "as", "settings": ""}),
+    "evals": (EvalSettings, {}),
+    "retry": (RetrySettings, {}),
+}
+
+
+def test_every_setting_has_a_row_in_the_docs_and_every_row_is_a_setting() -> None:
+    rows = table_of_settings()
+    fields = {field for field in RlSettings.__struct_fields__ if field not in ("sampler", "trainer")}
+    fields |= {f"sampler.{name}" for name in SamplerSettings.__struct_fields__}
+    assert set(rows) - {"trainer.experimental.token_export"} == fields
+    for key, (kind, other_names) in NESTED.items():
+        written = {name.partition(":")[0] for name in re.findall(r"`([^`]+)`", rows[key])} | {""}
+        assert {other_names.get(name, name) for name in kind.__struct_fields__} <= written, key
+    for loss in typing.get_args(AnyLoss):
+        if loss is not ReferenceKl:
+            assert all(f"`{name}`" in rows["loss"] for name in loss.__struct_fields__)
+
+
+def test_the_defaults_of_the_docs_are_those_of_the_code() -> None:
+    """Where they are numbers or words that stand in the second cell, in the order of the names."""
+    defaults = {field.name: field.default for field in msgspec.structs.fields(RlSettings)}
+    defaults |= {f"sampler.{field.name}": field.default for field in msgspec.structs.fields(SamplerSettings)}
+    seen = 0
+    for name, row in table_of_settings().items():
+        names = [one for one, other in table_of_settings().items() if other == row]
+        cells = [cell.strip(" `") for cell in row.split("|")[2].split(", ")]
+        default = defaults.get(name)
+        if len(cells) == len(names) and isinstance(default, int | float | str):
+            said = cells[names.index(name)]
+            assert (said == default) if isinstance(default, str) else (float(said) == default), name
+            seen += 1
+    assert seen > 25
+    rows = table_of_settings()
+    for key, default in (
+        ("tasks", GENERATED_TASKS),
+        ("max_turns", EnvironmentSettings(name="a", label="a").max_turns),
+    ):
+        assert re.search(rf"`{key}` \([^)]*\b{default}\)", rows["environments"]), key

@@ -142,7 +142,7 @@ def kinds(episodes: list[Episode]) -> set[str]:
     cases = {
         "turns cut": any(turn.finish_reason == "length" for turn in turns),
         "turns ended": any(turn.finish_reason == "stop" for turn in turns),
-        "episodes cut": any(episode.stop_reason == "length" for episode in episodes),
+        "episodes cut": any(episode.stop_reason in ("length", "max_length") for episode in episodes),
         "temperatures": len({turn.temperature for turn in turns}) > 1,
         "several turns": any(len(episode.turns) > 2 for episode in episodes),
     }

@@ -11,6 +11,7 @@ import pytest
 
 from helpers.places import REPOSITORY
 from rollbook.records.metrics import encode_metrics
+from rollbook.rl.limits import Limits
 from rollbook.rl.watch import Watch
 
 FINE = {
@@ -20,7 +21,8 @@ FINE = {
     "kl_sample_train_v3": 1e-9,
     "logprob_diff_over_5": 0.0,
     "entropy": 1.0,
-    "truncated/share": 0.0,
+    "truncated/reply": 0.0,
+    "truncated/episode": 0.0,
     "optim/grad_norm": 1.0,
     "optim/loss": 0.1,
     "optim/applied": 1.0,
@@ -28,6 +30,7 @@ FINE = {
     "duplicates/share": 0.1,
     "duplicates/expected": 0.1,
 }
+LIMITS = Limits(max_tokens=32, max_length=256)
 K3, BAD, REWARD = "kl_sample_train_v3", "env/all/by_group/frac_all_bad", "env/all/reward/total"
 NOTHING_TRAINED = ("kl_sample_train_v1", K3, "logprob_diff_over_5", "entropy", "optim/grad_norm",
                    "optim/loss", "optim/applied")  # fmt: skip
@@ -35,7 +38,7 @@ NOTHING_TRAINED = ("kl_sample_train_v1", K3, "logprob_diff_over_5", "entropy", "
 
 def titles(lines, *, vocabulary=50):
     """The titles that each line of metrics raises; a value of None is one that was not measured."""
-    watch = Watch(vocabulary)
+    watch = Watch(vocabulary, LIMITS)
     found = []
     for line in lines:
         measured = {key: value for key, value in (FINE | line).items() if value is not None}
@@ -59,6 +62,7 @@ FAR = "tokens with very different probabilities"
 ERRORS = "many rollouts fail"
 FAILS = "almost every group fails as a whole"
 CUT = "many replies are cut off"
+ROOM = "many episodes run out of room"
 COPIES = "rollouts are copies of each other"
 COLLAPSE = "entropy has collapsed while the reward falls"
 GRADIENT = "the gradient is far larger than before"
@@ -78,9 +82,12 @@ CASES = [
     (ERRORS, 1, [{}, {"env/all/rollouts/failed": 5, "env/all/rollouts/expected": 16}],
      [{}, {"env/all/rollouts/failed": 4, "env/all/rollouts/expected": 16}]),
     (FAILS, 1, [{}, {BAD: 0.91}], [{}, {BAD: 0.9, "env/all/by_group/frac_all_good": 0.1}]),
-    (CUT, 1, [{}, {"truncated/share": 0.26}], [{}, {"truncated/share": 0.25}]),
-    (CUT, 10, [{"truncated/share": 0.02}] * 10 + [{"truncated/share": 0.07}],
-     [{"truncated/share": 0.02}] * 10 + [{"truncated/share": 0.06}]),
+    (CUT, 1, [{}, {"truncated/reply": 0.26}], [{}, {"truncated/reply": 0.25}]),
+    (CUT, 10, [{"truncated/reply": 0.02}] * 10 + [{"truncated/reply": 0.07}],
+     [{"truncated/reply": 0.02}] * 10 + [{"truncated/reply": 0.06}]),
+    (ROOM, 1, [{}, {"truncated/episode": 0.26}], [{}, {"truncated/episode": 0.25}]),
+    (ROOM, 10, [{"truncated/episode": 0.02}] * 10 + [{"truncated/episode": 0.07}],
+     [{"truncated/episode": 0.02}] * 10 + [{"truncated/episode": 0.06}]),
     (COPIES, 1, [{}, {"duplicates/share": 0.7, "duplicates/expected": 0.1}],
      [{}, {"duplicates/share": 1.0, "duplicates/expected": 0.6}]),  # a model that is sure of its answer
     (COLLAPSE, 11, [*rewards(0.5), *[{REWARD: 0.3, "entropy": 0.09}] * 3],
@@ -107,6 +114,34 @@ def test_an_alert_is_raised_where_it_begins_to_hold_and_not_by_what_is_all_right
     assert raised(right) == []
 
 
+@pytest.mark.parametrize(
+    ("limits", "raise_it"),
+    [
+        (LIMITS, "raise sampler.max_length (256), or set truncated: mask"),
+        (LIMITS._replace(of_model=512), "raise sampler.max_length (256), or"),
+        (LIMITS._replace(max_episode_tokens=100), "raise sampler.max_episode_tokens (100), or"),
+        (
+            LIMITS._replace(max_episode_tokens=256),
+            "raise sampler.max_length (256) and sampler.max_episode_tok",
+        ),
+        (
+            LIMITS._replace(of_model=256),
+            "all that the model takes: lower sampler.max_tokens (32) or environm",
+        ),
+    ],
+)
+def test_what_ends_replies_and_episodes_is_named_by_its_setting(limits, raise_it):
+    watch = Watch(50, limits)
+    watch.look(FINE)
+    found = watch.look(FINE | {"truncated/reply": 0.5, "truncated/episode": 0.75})
+    replies, episodes = (finding.text for finding in found)
+    assert (
+        replies
+        == "in 50% of the rollouts a reply was cut off; raise sampler.max_tokens (32), or set truncated: mask"
+    )
+    assert episodes.startswith("75% of the rollouts ended for lack of it; ") and raise_it in episodes
+
+
 def test_every_alert_of_the_docs_has_a_case():
     """But those that follow from no metric: tests of the player and of troubled environments raise them."""
     section = (REPOSITORY / "docs/metrics.md").read_text().partition("## Alerts")[2]
@@ -130,7 +165,7 @@ def test_a_run_that_goes_well_raises_nothing():
                 "duplicates/share": 0.3 + 0.65 * skill,
                 "duplicates/expected": 0.3 + 0.65 * skill + chance.gauss(0, 0.05),
                 "optim/grad_norm": chance.lognormvariate(0, 0.7),
-                "truncated/share": 0.02 * chance.random(),
+                "truncated/reply": 0.02 * chance.random(),
                 K3: 1e-5 * chance.random(),
                 "noise_floor/k3": 1e-6 if index % 10 == 0 else None,
             }
@@ -154,7 +189,7 @@ def test_lines_of_a_file_are_looked_at_like_those_of_a_run():
     broken = {"optim/loss": math.nan, "optim/grad_norm": math.inf, "optim/applied": 0.0, "entropy": math.nan}
     lines = [FINE | broken, *[FINE] * 8, FINE | broken, FINE | {"optim/grad_norm": 30.0}]
     stored = [json.loads(encode_metrics(line, step)) for step, line in enumerate(lines)]
-    live, resumed = Watch(50), Watch(50)
+    live, resumed = Watch(50, LIMITS), Watch(50, LIMITS)
     found = [[finding.title for finding in live.look(line)] for line in lines]
     assert found == [[finding.title for finding in resumed.look(line)] for line in stored]
     wanted = {0: [NOT_FINITE, FIRST], 9: [NOT_FINITE], 10: [GRADIENT]}

@@ -135,7 +135,7 @@ def test_a_conversation_that_grows_too_long_ends_the_episode_by_its_length() -> 
 
     environment = Counting(turns=5)
     episode = _play(environment, Policy(act))
-    assert (episode.stop_reason, len(episode.turns), episode.reward) == ("length", 2, 1.0)
+    assert (episode.stop_reason, len(episode.turns), episode.reward) == ("max_length", 2, 1.0)
     assert environment.closed == 1
 
 

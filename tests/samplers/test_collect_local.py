@@ -99,7 +99,7 @@ def test_a_conversation_longer_than_the_model_fails_alone(tiny: Path, tmp_path: 
     assert sorted(sampled(tmp_path)) == ["t0#0"]
     assert progress.failed == 1
     (failures,) = tmp_path.glob("*failures*")
-    why = "the prompt has 102 tokens, and max_length allows 64 with the reply"
+    why = "the prompt has 102 tokens, and policy.max_length allows 64 with the reply; the model takes no more"
     assert why in failures.read_text()
 
 

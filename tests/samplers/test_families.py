@@ -105,7 +105,7 @@ def test_rotation_by_the_longest_of_a_batch_is_refused() -> None:
     }
     model = model_of("phi3", rope_parameters=rope, original_max_position_embeddings=64)
     assert check_model(model, 64) < CLOSE
-    with pytest.raises(SelfTestError, match="over 64 tokens; set max_episode_tokens to at most 64"):
+    with pytest.raises(SelfTestError, match="over 64 tokens; set max_length to at most 64"):
         check_model(model, 128)
 
 

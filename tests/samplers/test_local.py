@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -102,6 +103,25 @@ def check_tokens(model: Model, episode: Episode) -> None:
             all_logprobs = (logits[start - 1 : end - 1] / (turn.temperature or 1)).log_softmax(-1)
             expected = all_logprobs.gather(1, torch.tensor(turn.token_ids)[:, None])[:, 0]
             assert turn.logprobs == pytest.approx(expected.tolist(), abs=CLOSE)
+
+
+def test_where_tools_are_offered_every_reply_says_whether_its_calls_can_be_read(tmp_path: Path) -> None:
+    """So that the mean is the part that cannot: of random tokens some are the mark of a call."""
+    chat = ChatFormat(write_tiny_tokenizer(tmp_path, "ab"))
+    policy = policy_of(Model(tiny_model(vocab_size=len(chat.tokenizer)), chat.tokenizer), chat)
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+    async def replies(tools: list[dict[str, Any]]) -> list[Completion]:
+        requests = [msgspec.structs.replace(asked("ab", seed=seed), tools=tools) for seed in range(24)]
+        return list(await asyncio.gather(*map(policy.act, requests)))
+
+    key, marks = "format/tool_error", ("<tool_call>", "</tool_call>")
+    with_tools = asyncio.run(replies([tool]))
+    assert {completion.metrics[key] for completion in with_tools} == {0.0, 1.0}
+    for completion in with_tools:
+        is_broken = any(mark in completion.message["content"] for mark in marks)
+        assert completion.metrics[key] == float(is_broken)
+    assert not any(key in completion.metrics for completion in asyncio.run(replies([])))
 
 
 def test_a_reply_says_all_about_itself(model: Model, chat_format: ChatFormat) -> None:
@@ -283,12 +303,14 @@ def test_a_model_whose_rows_see_each_other_is_for_evals_only(
 
 def test_too_long_a_prompt_is_refused_with_its_length(model: Model, chat_format: ChatFormat) -> None:
     policy = policy_of(model, chat_format, max_length=20)
-    with pytest.raises(RolloutFailure, match="the prompt has 33 tokens, and max_length allows 20") as failure:
+    with pytest.raises(
+        RolloutFailure, match=r"33 tokens, and policy\.max_length allows 20 .*; raise policy\.max_length"
+    ) as failure:
         asyncio.run(policy.act(asked("a" * 30)))
     assert failure.value.kind is FailureKind.INVALID_REQUEST
     cut = asyncio.run(policy.act(asked("a" * 13, seed=3)))  # 16 tokens: room for four
     assert len(cut.token_ids or ()) <= 4
-    with pytest.raises(UsageError, match="max_length is 500, but the model has 128 positions"):
+    with pytest.raises(UsageError, match=r"policy\.max_length is 500, but the model has 128 positions"):
         policy_of(model, chat_format, max_length=500)
 
 
@@ -297,7 +319,7 @@ def test_an_episode_ends_when_its_tokens_are_used_up(model: Model, chat_format: 
     policy = policy_of(model, chat_format, max_episode_tokens=40, max_tokens=20)
     assert policy.max_length == 40
     episodes = asyncio.run(talk(policy, 12, turns=9))
-    assert {episode.stop_reason for episode in episodes} == {"length"}
+    assert {episode.stop_reason for episode in episodes} <= {"length", "max_length"}
     for episode in episodes:
         check_tokens(model, episode)
         tokens = len(token_rows(episode.turns)[0].token_ids)

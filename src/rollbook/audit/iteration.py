@@ -255,6 +255,9 @@ class IterationAudit:
         self._values |= recount.of_fates(
             groups_of(keys), places, transcripts.cut_off[at], ok, transcripts.tokens[at]
         )
+        if self._asked.plan is not None:
+            replies, episodes = transcripts.cuts(self._asked.plan.sampler.max_tokens)
+            self._values |= recount.of_cuts(replies[at], episodes[at], ok)
         if self._line.steps is None:
             return
         self._trained = audit_steps(

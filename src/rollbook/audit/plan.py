@@ -28,6 +28,10 @@ class _Eval(msgspec.Struct):
     every: int
 
 
+class _Sampler(msgspec.Struct):
+    max_tokens: int
+
+
 class Export(msgspec.Struct):
     every: int = 1
     fraction: float = 1.0
@@ -41,6 +45,7 @@ class RlPlan(msgspec.Struct):
     groups_per_batch: int
     group_size: int
     oversample: float
+    sampler: _Sampler
     iterations: int
     epochs: int
     evals: list[_Eval]

@@ -110,6 +110,12 @@ def _by_group(groups: Ints, rewards: Floats) -> Values:
     }
 
 
+def of_cuts(replies: Bools, episodes: Bools, ok: Bools) -> Values:
+    """Which limits ended something; one value per rollout."""
+    cuts = {"truncated/reply": replies, "truncated/episode": episodes}
+    return {name: int((cut & ok).sum()) / int(ok.sum()) for name, cut in cuts.items() if ok.any()}
+
+
 def of_fates(groups: Ints, places: Ints, cut_off: Bools, ok: Bools, tokens: Floats) -> Values:
     """What was sampled, and what of it is trained; one value per rollout."""
     values: Values = {"groups/drawn": len(numbered(groups)[0])}

@@ -21,6 +21,7 @@ from rollbook.audit.result import Kind
 from rollbook.audit.scan import Scan
 from rollbook.audit.token_rows import UNKNOWN, RowDigests, TurnColumns, TurnLine, digests_of, parts_of
 from rollbook.records.complete import FileFacts
+from rollbook.records.turns import NO_ROOM, OUT_OF_TOKENS
 
 _Index = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Length = Annotated[int, msgspec.Meta(ge=0, lt=2**40)]
@@ -186,12 +187,27 @@ class Transcripts(Table):
         found = parts_of(self._columns)
         self._freeze(np.array(self._columns.counts, np.int64), found.seen, found.sampled)
         self.has_turns: Bools = np.array(self._has_turns, np.bool_)  # False: nobody says what they were
+        self._cut_replies = found.cut_off
         # A limit may end an episode between two replies, too.
-        self.cut_off: Bools = found.cut_off | np.array([stop == "length" for stop in self.stops], np.bool_)
+        ended: Bools = np.array([stop in OUT_OF_TOKENS for stop in self.stops], np.bool_)
+        self.cut_off: Bools = self._any_turn(self._cut_replies) | ended
         self.trained, self.logprobs = found.trained, found.logprobs
         self.parts: Ints = found.counts
         self.first_part: Ints = np.cumsum(self.parts) - self.parts  # of each rollout in the arrays of parts
         self._check_logprobs(auditor, found.misaligned)
+
+    def cuts(self, max_tokens: int) -> tuple[Bools, Bools]:
+        """Of each rollout: a reply reached `max_tokens`; there was no room for a whole reply, or another."""
+        is_whole = self.sampled >= max_tokens
+        replies = self._any_turn(self._cut_replies & is_whole)
+        ended: Bools = np.array([stop == NO_ROOM for stop in self.stops], np.bool_)
+        return replies, ended | self._any_turn(self._cut_replies & ~is_whole)
+
+    def _any_turn(self, of_turns: Bools) -> Bools:
+        """Of each rollout: whether one of its turns is so."""
+        rollout = np.repeat(np.arange(len(self)), self.turns)
+        found: Bools = np.bincount(rollout, weights=of_turns, minlength=len(self)) > 0
+        return found
 
     def _check_logprobs(self, auditor: Auditor, misaligned: Ints) -> None:
         rollout = np.repeat(np.arange(len(self)), self.turns)

@@ -73,7 +73,7 @@ class Parts(NamedTuple):
 
     seen: Ints  # of each turn: tokens before it; UNKNOWN where nobody says
     sampled: Ints
-    cut_off: Bools  # of each rollout: a reply of it is cut off
+    cut_off: Bools  # of each turn: a limit ended its reply
     counts: Ints  # of each rollout: its parts
     trained: Ints  # of each part: tokens that a loss sees
     logprobs: Floats  # and the sum of their logprobs
@@ -107,7 +107,7 @@ def parts_of(columns: TurnColumns) -> Parts:
     return Parts(
         seen=seen,
         sampled=said,
-        cut_off=np.bincount(rollout, weights=columns.is_cut_off, minlength=len(counts)) > 0,
+        cut_off=np.array(columns.is_cut_off, np.bool_),
         counts=np.bincount(rollout[begins], minlength=len(counts)),
         trained=trained.astype(np.int64),
         logprobs=logprobs.astype(np.float64),

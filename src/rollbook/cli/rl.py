@@ -99,6 +99,7 @@ def _preview(settings: RlSettings, as_json: bool) -> None:
             print(printable(f"  {environment.name}: {environment.groups} groups, mean reward {own}, {mixed}"))
     sample_s, train_s = found.seconds_sample, found.seconds_train
     print(f"an iteration: about {sample_s:.2g} s of sampling and {train_s:.2g} s of training")
+    print(f"sampler: {found.slots} sequences at once, each of at most {found.max_length:,} tokens")
     memory = found.memory
     activations = "not measured" if memory.activations is None else gib(memory.activations)
     free = "" if memory.free is None else f" of {gib(memory.free)} that were free"

@@ -19,7 +19,7 @@ from rollbook.collect.items import Item
 from rollbook.policies.conversion import extra_body, from_chat, responses_tools, to_chat
 from rollbook.records.plain import encode_exactly
 from rollbook.records.row_keys import KEY, METRICS, ROLLOUT_INDEX, STEPS, TASK_INDEX, key_of
-from rollbook.records.turns import Turn, Usage
+from rollbook.records.turns import CUT_SHORT, OUT_OF_TOKENS, Turn, Usage
 from rollbook.rollouts.types import Episode, Task
 
 _NAMES = ("task_id", "id")  # by which a task is known
@@ -141,7 +141,7 @@ def _free_name(name: str, line: Mapping[str, Any], row: Mapping[str, Any]) -> st
 
 
 def _response(task: Task, episode: Episode) -> dict[str, Any]:
-    truncated = episode.stop_reason in ("length", "max_turns", "content_filter")
+    truncated = episode.stop_reason in (*CUT_SHORT, "content_filter")
     return {
         "id": episode.response_id or f"resp_{task.id}_{task.repeat}",
         "object": "response",
@@ -187,7 +187,7 @@ def _output_items(episode: Episode) -> list[dict[str, Any]]:
 
 
 def _incomplete(stop_reason: str) -> str:
-    return "max_output_tokens" if stop_reason == "length" else stop_reason
+    return "max_output_tokens" if stop_reason in OUT_OF_TOKENS else stop_reason
 
 
 def _with_seed(params: dict[str, Any], repeat: int) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class Arithmetic(Environment):
     """
 
     stateless = True
+    most_turns = 1
     version = 1
 
     def __init__(

@@ -29,6 +29,8 @@ class Environment:
     stateless: ClassVar[bool] = False
     # Further modules whose code decides the reward; their digest stands in a collection's manifest.
     sources: ClassVar[tuple[str, ...]] = ()
+    # Replies of an episode at most, where the class knows: `rollbook rl` makes room for no more than that.
+    most_turns: ClassVar[int | None] = None
     # Of a built-in environment, in place of digests: raised when the same answer earns another reward.
     version: ClassVar[int | None] = None
 
@@ -65,6 +67,7 @@ class SingleTurn(Environment):
     """The policy answers once; the grade is the reward."""
 
     stateless = True
+    most_turns = 1
     grader: ClassVar[Grader]
 
     def __init__(self, **settings: Any) -> None:

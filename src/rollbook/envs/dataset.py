@@ -20,6 +20,7 @@ class Dataset(Environment):
     """Settings are those of `graders.GraderSettings`."""
 
     stateless = True
+    most_turns = 1
     version = 1
 
     def __init__(self, grader: str | Grader = "exact", **settings: Any) -> None:

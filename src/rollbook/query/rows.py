@@ -16,6 +16,7 @@ from rollbook.records.field_paths import FieldPath, json_path
 from rollbook.records.numbers import sql_number
 from rollbook.records.record import decode_json
 from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX, task_of
+from rollbook.records.turns import CUT_SHORT
 
 TASK_OF = "_rollbook_task_of"
 MACROS = r"""
@@ -58,7 +59,7 @@ def columns() -> dict[str, str]:
     cut_off = (
         f"{_number('truncated')} = 1",
         f"_string({_field('response.status')}) = 'incomplete'",
-        f"{stop} IN ('length', 'max_turns')",
+        f"{stop} IN {CUT_SHORT}",
     )
     return {
         "group_idx": f"_whole({_field(TASK_INDEX)})",

@@ -82,7 +82,7 @@ final_reward DOUBLE the part given to the whole episode
 turns BIGINT how many
 input_tokens BIGINT of all prompts together
 output_tokens BIGINT of all replies together
-stop_reason VARCHAR stop, length, ...
+stop_reason VARCHAR stop, length, max_length, max_turns, ...
 error VARCHAR why it failed
 tags VARCHAR[] of the environment
 truncated BOOLEAN cut off by a limit of tokens or turns

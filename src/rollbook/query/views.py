@@ -19,6 +19,7 @@ from rollbook.query.sql import literal, quoted
 from rollbook.query.task_names import NAME, NAME_OR_MARK, OF_RECORD
 from rollbook.records.field_paths import FieldPath
 from rollbook.records.row_keys import STEPS
+from rollbook.records.turns import CUT_SHORT
 from rollbook.runs.resolve import DataFile, Role, Sources
 
 OWNERS = "_rollbook.owners"  # the table of files: _path, _run, _split
@@ -165,7 +166,7 @@ def _rollouts(wanted: Wanted) -> list[str | None]:
         "input_tokens": "list_sum(list_transform(steps, lambda step: (step->>'$.ob_len')::BIGINT))",
         "output_tokens": "list_sum(list_transform(steps, lambda step: (step->>'$.ac_len')::BIGINT))",
         "stop_reason": stop,
-        "truncated": f"coalesce({stop} IN ('length', 'max_turns'), false)",
+        "truncated": f"coalesce({stop} IN {CUT_SHORT}, false)",
         "error": "error",
         "tags": "tags",
         "sampling_client_step": "sampling_client_step",

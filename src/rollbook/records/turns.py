@@ -15,6 +15,12 @@ import msgspec
 Message = Mapping[str, Any]  # role, content, and whatever else the chat format has
 
 
+# Why an episode ended where a limit of tokens did it: within a reply, or with no room left for another one.
+CUT_OFF, NO_ROOM = "length", "max_length"
+OUT_OF_TOKENS = (CUT_OFF, NO_ROOM)
+CUT_SHORT = (*OUT_OF_TOKENS, "max_turns")
+
+
 class Usage(msgspec.Struct):
     """Token counts as a server reports them. `Turn.usage` is None where nobody counted."""
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from rollbook.records.iterations import Fate, RolloutFate
-from rollbook.records.turns import token_rows
+from rollbook.records.turns import CUT_OFF, NO_ROOM, OUT_OF_TOKENS, Turn, token_rows
 from rollbook.rl.advantages import Name, advantages, is_constant
 from rollbook.rollouts.types import Episode
 from rollbook.train.batch import Example, ExampleKey
@@ -94,7 +94,27 @@ def _judge(group: Group, advantage: Name, truncated: str, *, is_full: bool) -> l
 
 def is_truncated(episode: Episode) -> bool:
     """Whether a token limit ended a reply or the episode."""
-    return episode.stop_reason == "length" or any(turn.finish_reason == "length" for turn in episode.turns)
+    return episode.stop_reason in OUT_OF_TOKENS or any(map(_is_cut_off, episode.turns))
+
+
+class Cuts(NamedTuple):
+    """Which limits ended something; one of them did if the episode is truncated."""
+
+    reply: bool  # a reply reached `max_tokens`
+    episode: bool  # `max_length` or `max_episode_tokens` left no room for a whole reply, or for another one
+
+
+def cuts_of(episode: Episode, max_tokens: int) -> Cuts:
+    """`max_tokens` is what a reply of the episode may have: one that ended before it ran out of room."""
+    lengths = [len(turn.token_ids or ()) for turn in episode.turns if _is_cut_off(turn)]
+    return Cuts(
+        reply=any(length >= max_tokens for length in lengths),
+        episode=episode.stop_reason == NO_ROOM or any(length < max_tokens for length in lengths),
+    )
+
+
+def _is_cut_off(turn: Turn) -> bool:
+    return turn.finish_reason == CUT_OFF
 
 
 def examples_of(episode: Episode, advantage: float, key: ExampleKey) -> list[Example]:

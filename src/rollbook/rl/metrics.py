@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rollbook.records.iterations import Fate
-from rollbook.rl.groups import Group, Selection, duplicates, is_truncated
+from rollbook.rl.groups import Group, Selection, cuts_of, duplicates
 from rollbook.train.engine import StepOutput
 
 # What the engine measures about agreement and entropy keeps its name; facts of the loss get a prefix.
@@ -46,11 +46,12 @@ class Clock:
         return values | {"time/total": time.perf_counter() - self._began}
 
 
-def of_sampling(groups: Sequence[Group], selection: Selection) -> dict[str, float]:
-    """What was sampled, and what of it is trained."""
+def of_sampling(groups: Sequence[Group], selection: Selection, max_tokens: int) -> dict[str, float]:
+    """What was sampled, with at most `max_tokens` per reply, and what of it is trained."""
     episodes = [episode for group in groups for episode in group.episodes if episode is not None]
     sampled = sum(len(turn.token_ids or ()) for episode in episodes for turn in episode.turns)
-    truncated, copies = sum(map(is_truncated, episodes)), duplicates(groups)
+    cuts, copies = [cuts_of(episode, max_tokens) for episode in episodes], duplicates(groups)
+    truncated = sum(map(any, cuts))
     values: dict[str, float] = {
         "groups/drawn": len(groups),
         "groups/trained": selection.groups(Fate.TRAINED),
@@ -66,6 +67,8 @@ def of_sampling(groups: Sequence[Group], selection: Selection) -> dict[str, floa
     }
     if episodes:
         values["truncated/share"] = truncated / len(episodes)
+        values["truncated/reply"] = sum(cut.reply for cut in cuts) / len(episodes)
+        values["truncated/episode"] = sum(cut.episode for cut in cuts) / len(episodes)
     return values
 
 

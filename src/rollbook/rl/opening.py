@@ -21,7 +21,9 @@ from rollbook.records.layout import RunFiles
 from rollbook.records.run_info import read_run_info
 from rollbook.records.token_files import RunIdentity, export_files
 from rollbook.rl.console import Console
+from rollbook.rl.limits import Limits
 from rollbook.rl.player import Player
+from rollbook.rl.room import decide_room, refuse_too_many_slots
 from rollbook.rl.schedule import Schedule
 from rollbook.rl.settings import RlSettings, SamplerSettings, differences
 from rollbook.rl.sources import Sources, changes_since, inputs_of, sources_of
@@ -35,12 +37,13 @@ from rollbook.runs.start import START_OVER
 from rollbook.runs.stop_signals import StopSignals
 from rollbook.samplers.local import LocalPolicy
 from rollbook.samplers.sampling import Sampling
+from rollbook.samplers.selftest import longest_sequence
 from rollbook.train.checks import check_packing_and_head, random_probes
 from rollbook.train.engine import Engine
 from rollbook.train.export import NoTokenExport, open_export
 from rollbook.train.loading import DTYPES, load_model
 from rollbook.train.machine import choose_micro_batch_tokens, choose_threads, describe_machine
-from rollbook.train.memory import cache_bytes, free_bytes, gib, refuse_too_large
+from rollbook.train.memory import refuse_too_large
 from rollbook.train.model import Model
 from rollbook.train.model_files import model_input
 from rollbook.train.model_settings import ModelSettings, OptimizerSettings
@@ -49,9 +52,6 @@ from rollbook.train.processes import Processes
 from rollbook.train.state import frozen_digest, load_training_state
 
 Log = Callable[[str], None]
-_MOST_SLOTS = 256
-# A sequence gets room for this many times the longest prompt seen and this many replies.
-_PROMPTS_OF_ROOM, _REPLIES_OF_ROOM, _PROMPTS_LOOKED_AT = 2, 4, 256
 
 
 class Start(NamedTuple):
@@ -194,34 +194,11 @@ class _Decided(msgspec.Struct):
 
 
 def decide(settings: RlSettings, model: Model, device: torch.device) -> RlSettings:
-    """Every choice for the machine that the settings leave open."""
-    rollouts = settings.groups_drawn * settings.group_size
+    """How the machine trains, where the settings leave it open; how it samples is decided with the tasks."""
     return msgspec.structs.replace(
         settings,
         threads=settings.threads or choose_threads(model.count()[0], device),
         micro_batch_tokens=settings.micro_batch_tokens or choose_micro_batch_tokens(device),
-        sampler=msgspec.structs.replace(
-            settings.sampler, slots=settings.sampler.slots or min(_MOST_SLOTS, rollouts)
-        ),
-    )
-
-
-def decide_length(settings: RlSettings, model: Model, pools: Sequence[TaskPool]) -> RlSettings:
-    """Room for the prompts and replies of an episode, where the settings do not say how much there is."""
-    if settings.sampler.max_length is not None:
-        return settings
-    chat_format = ChatFormat(model.tokenizer)
-    longest = 0
-    for pool in pools:
-        for number in range(min(_PROMPTS_LOOKED_AT, len(pool))):
-            task = pool.task(number)
-            longest = max(longest, len(chat_format.prompt(task.messages, task.tools)))
-    reply = max([settings.sampler.max_tokens, *(item.max_tokens or 0 for item in settings.evals)])
-    wanted = _PROMPTS_OF_ROOM * longest + _REPLIES_OF_ROOM * reply
-    rounded = -(-wanted // 64) * 64
-    length = min(rounded, model.positions or rounded)
-    return msgspec.structs.replace(
-        settings, sampler=msgspec.structs.replace(settings.sampler, max_length=length)
     )
 
 
@@ -270,13 +247,10 @@ def open_job(
     """Tasks and sampler first, which may refuse the settings; the record last, which changes files."""
     with ExitStack() as opened:
         pools, held_out = open_pools(settings, log)
-        settings = decide_length(settings, trainer.model, [*pools, *held_out.values()])
         sources = sources_of(pools, trainer.frozen_digest)
         changed = changes_since(start.checkpoint, sources) if start.checkpoint else []
-        policy = open_policy(settings, trainer)
-        player = opened.enter_context(Player(settings.retry, settings.episode_timeout_s))
-        opened_sources = {id(pool.source): pool.source for pool in [*pools, *held_out.values()]}
-        opened.callback(player.close_all, [policy, *opened_sources.values()])
+        sampler = opened.enter_context(open_sampler(settings, trainer, [*pools, *held_out.values()], log))
+        settings, policy, player = sampler
         run = opened.enter_context(
             Run(
                 settings.log_path,
@@ -311,7 +285,9 @@ def open_job(
                 [len(pool) for pool in pools],
                 settings.groups_drawn,
             ),
-            watch=Watch(trainer.model.vocabulary),
+            watch=Watch(
+                trainer.model.vocabulary, Limits.of(settings.sampler, longest_sequence(trainer.model))
+            ),
             console=console,
             stalls=run.append_log("stalls.jsonl"),
             sources=sources,
@@ -354,20 +330,18 @@ def open_export_of(
     )
 
 
-def refuse_too_many_slots(settings: RlSettings, trainer: Trainer) -> None:
-    """Say that the sampler's keys and values do not fit beside what the first step will take."""
-    sampler, base = settings.sampler, trainer.model.base
-    slots, length = sampler.slots or 1, sampler.max_length or 1
-    dtype = next(base.parameters()).dtype
-    cache = cache_bytes(base.config.get_text_config(), dtype, slots * length)
-    free = free_bytes(base.device)
-    training = trainer.optimizer.bytes_to_come * (trainer.processes.count if base.device.type == "cpu" else 1)
-    if cache is not None and free is not None and cache + training > free:
-        raise UsageError(
-            f"not enough memory: the sampler's keys and values take {gib(cache)} ({slots} slots of {length} "
-            f"tokens), the optimiser and its gradients {gib(training)}, and {gib(free)} are free; lower "
-            "sampler.slots, sampler.max_length or sampler.max_tokens"
-        )
+@contextmanager
+def open_sampler(
+    settings: RlSettings, trainer: Trainer, pools: Sequence[TaskPool], log: Log
+) -> Iterator[tuple[RlSettings, LocalPolicy, Player]]:
+    """Who acts and who plays, with the settings in which their room is decided."""
+    with Player(settings.retry, settings.episode_timeout_s) as player, ExitStack() as opened:
+        sources = {id(pool.source): pool.source for pool in pools}
+        opened.callback(player.close_all, list(sources.values()))
+        settings = decide_room(settings, trainer, pools, player, log)
+        policy = open_policy(settings, trainer)
+        opened.callback(player.close_all, [policy])
+        yield settings, policy, player
 
 
 def open_policy(settings: RlSettings, trainer: Trainer) -> LocalPolicy:
@@ -385,4 +359,5 @@ def open_policy(settings: RlSettings, trainer: Trainer) -> LocalPolicy:
         sampling=sampling,
         slots=sampler.slots or 1,
         max_length=sampler.max_length,
+        settings="sampler",
     )

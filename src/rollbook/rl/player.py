@@ -26,9 +26,20 @@ from rollbook.rollouts.episode import play
 from rollbook.rollouts.retry import RetrySettings
 from rollbook.rollouts.runner import Done, GivenUp, Retry, run_all
 from rollbook.rollouts.trajectory import trajectory_of
-from rollbook.rollouts.types import EnvironmentProtocol, Episode, FailureKind, Policy, Task
+from rollbook.rollouts.types import (
+    Completion,
+    EnvironmentProtocol,
+    Episode,
+    FailureKind,
+    OutOfTokens,
+    Policy,
+    Request,
+    RolloutFailure,
+    Task,
+)
 
 _PATIENCE_S = 5.0  # with an event loop that is blocked
+_OPENING_S = 60.0  # for an environment to show what it opens with
 _CLEAN_UP_S = 60.0  # for environments to close
 
 
@@ -129,6 +140,16 @@ class Played(NamedTuple):
         return f"{failed} of {total} rollouts failed: {which}{error}"
 
 
+class _Nobody:
+    """A policy that says nothing."""
+
+    async def act(self, request: Request) -> Completion:
+        raise OutOfTokens("nothing is sampled")
+
+    async def close(self) -> None:
+        return None
+
+
 class Closes(Protocol):
     def close(self) -> Coroutine[Any, Any, None]: ...
 
@@ -157,6 +178,25 @@ class Player:
     def _responds(self) -> bool:
         self._is_stuck = self._is_stuck or not self._pulse.answers_within(_PATIENCE_S)
         return not self._is_stuck
+
+    def opening(self, make: Callable[[], EnvironmentProtocol], task: Task) -> Episode | None:
+        """What an environment shows first for a task; None where it fails, as its rollouts will say, or takes
+        longer than a minute."""
+        limit = min(self._timeout_s or _OPENING_S, _OPENING_S)
+
+        async def look() -> Episode | None:
+            try:
+                await play(make(), _Nobody(), task, max_turns=1, timeout_s=limit)
+            except Exception as error:
+                return error.episode if isinstance(error, RolloutFailure) else None
+            return None
+
+        future = asyncio.run_coroutine_threadsafe(look(), self._loop)
+        try:
+            return future.result(limit + _PATIENCE_S)
+        except NotYet:
+            future.cancel()
+            return None
 
     def close_all(self, things: Sequence[Closes]) -> None:
         """Close policies and environments in the event loop that they were used in."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -16,14 +16,16 @@ import numpy as np
 
 from rollbook.policies.chat_format import ChatFormat
 from rollbook.rl.advantages import is_constant
-from rollbook.rl.groups import Group, is_truncated, select
-from rollbook.rl.opening import Log, Start, Trainer, decide_length, open_policy, open_trainer
-from rollbook.rl.player import GroupPlan, Played, Player
+from rollbook.rl.groups import Group, cuts_of, select
+from rollbook.rl.limits import Limits
+from rollbook.rl.opening import Log, Start, Trainer, open_sampler, open_trainer
+from rollbook.rl.player import GroupPlan, Played
 from rollbook.rl.schedule import Schedule
 from rollbook.rl.settings import RlSettings
 from rollbook.rl.steps import plan_steps
 from rollbook.rl.tasks import TaskPool, open_pools
 from rollbook.rl.train import plans_of
+from rollbook.samplers.selftest import longest_sequence
 from rollbook.train.memory import GRADIENT_BYTES, MOMENT_BYTES, Peak, bytes_per_trained, free_bytes, gib
 from rollbook.train.processes import Processes
 
@@ -43,7 +45,8 @@ class EnvironmentPreview(msgspec.Struct):
     name: str
     groups: int
     mixed: float  # the share of groups whose rewards differ
-    cut: float  # the share of rollouts that reached a token limit
+    cut_replies: float  # the share of rollouts of which a reply reached max_tokens
+    cut_episodes: float  # and of those that ran out of max_length or max_episode_tokens
     failed: int
     reward: float | None
     prompt: str  # as the model sees it
@@ -73,6 +76,8 @@ class Preview(msgspec.Struct):
     mixed: float
     reward: float | None
     failed: int
+    max_length: int  # tokens of a sequence, as set or as chosen
+    slots: int  # sequences that are sampled at once
     seconds_sample: float  # about, for a whole iteration
     seconds_train: float
     memory: MemoryPreview
@@ -94,17 +99,11 @@ class _NoLog:
 
 
 def preview(settings: RlSettings, log: Log) -> Preview:
-    with ExitStack() as opened:
-        processes = Processes()
-        free = free_bytes(processes.device)
-        settings, trainer = open_trainer(Start(settings, False, None, None), processes, log)
-        pools, held_out = open_pools(settings, log)
-        all_pools = [*pools, *held_out.values()]
-        settings = decide_length(settings, trainer.model, all_pools)
-        policy = open_policy(settings, trainer)
-        player = opened.enter_context(Player(settings.retry, settings.episode_timeout_s))
-        sources = {id(pool.source): pool.source for pool in all_pools}
-        opened.callback(player.close_all, [policy, *sources.values()])
+    processes = Processes()
+    free = free_bytes(processes.device)
+    settings, trainer = open_trainer(Start(settings, False, None, None), processes, log)
+    pools, held_out = open_pools(settings, log)
+    with open_sampler(settings, trainer, [*pools, *held_out.values()], log) as (settings, policy, player):
         plans = _plans(settings, pools)
         log(f"sampling {GROUPS} groups of {settings.group_size} ...")
         began = time.perf_counter()
@@ -115,18 +114,21 @@ def preview(settings: RlSettings, log: Log) -> Preview:
             train_s = _train(trainer, settings, played.groups)
         scale = settings.groups_drawn / GROUPS
         environments = [_environment(pool, plans, played.groups, policy.chat_format) for pool in pools]
+        limits = Limits.of(settings.sampler, longest_sequence(trainer.model))
         found = Preview(
             environments=[environment for environment in environments if environment is not None],
             groups=GROUPS,
             mixed=_share_of_mixed(played.groups),
             reward=_mean_reward(played.groups),
             failed=len(played.errors),
+            max_length=limits.max_length,
+            slots=settings.sampler.slots or 0,
             seconds_sample=sample_s * scale,
             seconds_train=train_s * scale,
             memory=_memory(settings, trainer, policy.cache_bytes, peak.bytes, free),
             advice=[],
         )
-        found.advice = _advice(found, settings, played)
+        found.advice = _advice(found, settings, limits, played)
         return found
 
 
@@ -169,13 +171,14 @@ def _environment(
     (plan, first), some = own[0], [group for _, group in own]
     prompt = _first_prompt(first) or chat_format.prompt(plan.task.messages, plan.task.tools)
     rollouts = [episode for group in some for episode in group.episodes]
-    played = [episode for episode in rollouts if episode is not None]
+    cuts = [cuts_of(episode, pool.max_tokens) for episode in rollouts if episode is not None]
     return EnvironmentPreview(
         name=name,
         groups=len(some),
         mixed=_share_of_mixed(some),
-        cut=sum(map(is_truncated, played)) / max(1, len(played)),
-        failed=len(rollouts) - len(played),
+        cut_replies=sum(cut.reply for cut in cuts) / max(1, len(cuts)),
+        cut_episodes=sum(cut.episode for cut in cuts) / max(1, len(cuts)),
+        failed=len(rollouts) - len(cuts),
         reward=_mean_reward(some),
         prompt=chat_format.tokenizer.decode(prompt),
         prompt_tokens=len(prompt),
@@ -229,12 +232,12 @@ def _memory(
     )
 
 
-def _advice(found: Preview, settings: RlSettings, played: Played) -> list[str]:
+def _advice(found: Preview, settings: RlSettings, limits: Limits, played: Played) -> list[str]:
     return [
         *_of_unseen(found, settings),
         *_of_failures(played),
         *(text for environment in found.environments for text in _of_mixed(environment)),
-        *_of_length(found, settings),
+        *_of_length(found, limits),
         *_of_memory(found.memory),
     ]
 
@@ -265,12 +268,17 @@ def _of_mixed(environment: EnvironmentPreview) -> Iterator[str]:
     )
 
 
-def _of_length(found: Preview, settings: RlSettings) -> Iterator[str]:
+def _of_length(found: Preview, limits: Limits) -> Iterator[str]:
     for environment in found.environments:
-        if environment.cut > MANY_CUT:
+        if environment.cut_replies > MANY_CUT:
             yield (
-                f"{environment.name}: {environment.cut:.0%} of the rollouts were cut off; raise "
-                f"sampler.max_tokens ({settings.sampler.max_tokens}), or set truncated: mask"
+                f"{environment.name}: in {environment.cut_replies:.0%} of the rollouts a reply was cut off; "
+                f"{limits.for_longer_replies}"
+            )
+        if environment.cut_episodes > MANY_CUT:
+            yield (
+                f"{environment.name}: {environment.cut_episodes:.0%} of the rollouts ran out of room; "
+                f"{limits.for_longer_episodes}"
             )
 
 

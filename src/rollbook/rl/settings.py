@@ -77,7 +77,7 @@ class EvalSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
 
     name: str
     environment: str  # the label of one of `environments`
-    tasks: str | Count = 64  # a file, or how many; they are kept out of training by id
+    tasks: str | Count = 64  # a file, or how many; what they show is in no training task
     every: NonNegative = 0  # 0: only before the first and after the last iteration
     samples: Count = 1
     temperature: Amount = 0.0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from heapq import nlargest
 from typing import Any
 
 from rollbook.envs.source import EnvironmentSource, open_environment
 from rollbook.errors import UsageError
 from rollbook.records.identity import derive_seed, task_digest
+from rollbook.records.plain import encode
 from rollbook.rl.settings import EnvironmentSettings, EvalSettings, RlSettings
 from rollbook.rollouts.types import EnvironmentProtocol, Task
 
@@ -35,17 +37,44 @@ class TaskPool:
     def task(self, number: int) -> Task:
         return self._task(self._chosen[number])
 
+    def longest(self, count: int) -> list[Task]:
+        """The tasks whose prompts have the most bytes."""
+        numbers = nlargest(count, range(len(self)), key=lambda number: _bytes_of(self.task(number)))
+        return [self.task(number) for number in numbers]
+
+    @property
+    def most_turns(self) -> int:
+        """Replies of an episode, at most."""
+        return min(self.settings.max_turns, self.source.kind.most_turns or self.settings.max_turns)
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of a reply, at most."""
+        return int(self._params["max_output_tokens"])
+
     @property
     def make(self) -> Callable[[], EnvironmentProtocol]:
         return self.source.make
 
-    def names(self) -> set[str]:
-        """The id and the digest of every task: what tells that a task is here already."""
-        return {name for number in range(len(self)) for name in _names_of(self.task(number))}
+    def leave_out(self, held_out: Sequence[TaskPool]) -> int:
+        """Drop the tasks that are in one of these pools, too; returns how many.
 
-    def leave_out(self, names: set[str]) -> int:
-        """Drop the tasks that have one of these names; returns how many."""
+        What the policy is shown tells that, wherever it comes from. An id does where both are of one
+        environment or one file: elsewhere others may have counted from 1 as well.
+        """
+        names: set[str] = set()
+        for other in held_out:
+            has_same_ids = self._has_ids_of(other)
+            for number in range(len(other)):
+                names |= _names_of(other.task(number), with_id=has_same_ids)
+        if not names:
+            return 0
         return self._keep([place for place in self._chosen if names.isdisjoint(_names_of(self._task(place)))])
+
+    def _has_ids_of(self, other: TaskPool) -> bool:
+        mine, others = self.source.rows, other.source.rows
+        one_file = mine is not None and others is not None and mine.path.resolve() == others.path.resolve()
+        return one_file or self.settings.label == other.settings.label
 
     def leave_out_doubles(self) -> int:
         """Drop every task that an earlier one is equal to; returns how many."""
@@ -80,15 +109,22 @@ def open_pools(
         if doubles := other.leave_out_doubles():
             log(f"eval {name}: {len(other)} tasks; {doubles} more are equal to one of them and left out")
     for pool in pools:
-        evals = [held_out[e.name] for e in settings.evals if e.environment == pool.settings.label]
-        if held := pool.leave_out(set().union(*(other.names() for other in evals))):
-            log(f"environment {pool.settings.label}: {len(pool)} tasks; {held} more are held out for evals")
+        held = pool.leave_out(list(held_out.values()))
+        log(_described(pool, held))
         if not len(pool):
             raise UsageError(
-                f"environment {pool.settings.label!r} has no task left to train on: all of them are held out "
-                "for evals; lower evals.tasks, or give more tasks"
+                f"environment {pool.settings.label!r} has no task left to train on: all {held} have the "
+                "prompt or the id of a task that is held out for an eval; lower evals.tasks, or give others"
             )
     return pools, held_out
+
+
+def _described(pool: TaskPool, held: int) -> str:
+    """How many tasks there are to train on, and why no other number."""
+    text = f"environment {pool.settings.label}: {len(pool):,} tasks"
+    if pool.source.rows is None and pool.settings.tasks is None:
+        text += f" (it was asked for {GENERATED_TASKS:,}; `tasks` sets another number)"
+    return text + (f"; {held:,} more are held out for evals" if held else "")
 
 
 def _training_pool(settings: RlSettings, environment: EnvironmentSettings) -> TaskPool:
@@ -136,5 +172,10 @@ def sampling_params(settings: RlSettings, evaluation: EvalSettings | None = None
     return {"temperature": temperature, "max_output_tokens": most}
 
 
-def _names_of(task: Task) -> set[str]:
-    return {f"id:{task.id}", task_digest(task.messages, task.tools)}
+def _bytes_of(task: Task) -> int:
+    return len(encode([task.messages, task.tools]))
+
+
+def _names_of(task: Task, *, with_id: bool = True) -> set[str]:
+    digest = task_digest(task.messages, task.tools)
+    return {f"id:{task.id}", digest} if with_id else {digest}

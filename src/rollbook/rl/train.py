@@ -95,7 +95,7 @@ def run_iteration(job: Job, i: int, before: str) -> str:
     clock.add("token_export", finish_export(settings, job.export, i))
     run.finish_iteration(record)
     values |= log.metrics() | measured.metrics
-    values |= metrics.of_sampling(played.groups, selection)
+    values |= metrics.of_sampling(played.groups, selection, settings.sampler.max_tokens)
     values |= metrics.of_training(steps, rate_of(settings, i)) | clock.metrics() | job.late_times
     values["tokens_per_second"] = values["tokens/sampled"] / clock.without("eval")
     run.log_metrics(values, step=i)

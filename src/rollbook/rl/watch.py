@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from rollbook.rl.limits import Limits
+
 Metrics = Mapping[str, float]
 
 K3_LIMIT, K3_LIMIT_ONCE, K3_ITERATIONS = 0.01, 0.1, 3
@@ -31,7 +33,8 @@ class Finding(NamedTuple):
 
 
 class Watch:
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(self, vocabulary: int, limits: Limits) -> None:
+        self._limits = limits
         self._most_entropy = math.log(vocabulary)
         self._seen: list[Metrics] = []
         self._active: set[str] = set()
@@ -110,15 +113,16 @@ class Watch:
                 f"{bad:.0%} of the groups have equal rewards below 0.5; take easier tasks, larger groups, "
                 "or fine-tune on a few answers first",
             )
-        truncated = self._values("truncated/share", WINDOW)
-        if truncated:
-            tripled = len(truncated) == WINDOW and truncated[-1] > 3 * truncated[0] and truncated[-1] > 0.05
-            if truncated[-1] > TRUNCATED_LIMIT or tripled:
-                yield Finding(
-                    "many replies are cut off",
-                    f"{truncated[-1]:.0%} of the rollouts reached the token limit; raise "
-                    "sampler.max_tokens, or set truncated: mask",
-                )
+        if (share := self._many_cut("truncated/reply")) is not None:
+            yield Finding(
+                "many replies are cut off",
+                f"in {share:.0%} of the rollouts a reply was cut off; {self._limits.for_longer_replies}",
+            )
+        if (share := self._many_cut("truncated/episode")) is not None:
+            yield Finding(
+                "many episodes run out of room",
+                f"{share:.0%} of the rollouts ended for lack of it; {self._limits.for_longer_episodes}",
+            )
         copies = now.get("duplicates/share", 0.0)
         if copies - now.get("duplicates/expected", copies) > DUPLICATES_LIMIT:
             yield Finding(
@@ -134,6 +138,12 @@ class Watch:
                 "entropy has collapsed while the reward falls",
                 f"entropy is {entropy:.3g}, it was {first:.3g} at the start; lower learning_rate",
             )
+
+    def _many_cut(self, key: str) -> float | None:
+        """The share of the rollouts that a limit cuts, where it is large or grows fast."""
+        shares = self._values(key, WINDOW)
+        tripled = len(shares) == WINDOW and shares[-1] > 3 * shares[0] and shares[-1] > 0.05
+        return shares[-1] if shares and (shares[-1] > TRUNCATED_LIMIT or tripled) else None
 
     def _learning(self, now: Metrics) -> Iterator[Finding]:
         if now.get("optim/applied", 1.0) < 1.0:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from rollbook.records.identity import derive_seed
-from rollbook.records.turns import Turn
+from rollbook.records.turns import NO_ROOM, Turn
 from rollbook.rollouts.failures import PolicyGone, error_with_place, is_cancellation
 from rollbook.rollouts.types import (
     Completion,
@@ -110,7 +110,7 @@ class _Game:
                 except OutOfTokens:
                     if not episode.turns:
                         raise
-                    episode.stop_reason = "length"
+                    episode.stop_reason = NO_ROOM
                     return episode
             turn = self._turn(completion)
             episode.turns.append(turn)  # before it is graded, which can fail

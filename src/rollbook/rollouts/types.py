@@ -41,7 +41,7 @@ class RolloutFailure(Exception):
 
 
 class OutOfTokens(RolloutFailure):
-    """A conversation has become too long for another reply. `play` ends the episode as cut by its length."""
+    """A conversation has become too long for another reply. `play` ends the episode there."""
 
     def __init__(self, message: str) -> None:
         super().__init__(FailureKind.INVALID_REQUEST, message)

@@ -25,7 +25,12 @@ from rollbook.rollouts.types import Completion, FailureKind, OutOfTokens, Reques
 from rollbook.samplers.engine import Engine, Sampled, Wanted
 from rollbook.samplers.policy_kind import LocalSettings
 from rollbook.samplers.sampling import Sampling, invalid, plain_params
-from rollbook.samplers.selftest import check_model, has_experts, make_rows_independent
+from rollbook.samplers.selftest import (
+    check_model,
+    has_experts,
+    longest_sequence,
+    make_rows_independent,
+)
 from rollbook.samplers.stops import before_stop
 from rollbook.samplers.thread import SamplingThread
 from rollbook.train.checks import SelfTestError
@@ -48,7 +53,8 @@ class LocalPolicy:
     """`model` is the trainer's (`train.model.Model`); it samples and trains in turn, never at once.
 
     `slots` sequences decode together, each of at most `max_length` tokens, prompts and replies; that is
-    `max_episode_tokens` by default, or else all the positions of the model.
+    `max_episode_tokens` by default, or else all the positions of the model. `settings` is where a config
+    has these limits, for messages.
     """
 
     def __init__(
@@ -62,13 +68,15 @@ class LocalPolicy:
         training: bool = True,
         version: int = 0,
         name: str | None = None,
+        settings: str = "policy",
         steps_per_look: int | None = None,
     ) -> None:
         self._format = chat_format
         self._sampling, self._training, self._name = sampling, training, name
         if training:
             sampling.check_training()
-        self.max_length = _length(max_length or sampling.max_episode_tokens, model.positions)
+        self._settings, self._longest = settings, longest_sequence(model)
+        self.max_length = _length(max_length or sampling.max_episode_tokens, model.positions, settings)
         self.difference = check_model(model, self.max_length)  # to a plain forward pass; refused if large
         self._shared = _Shared(model, chat_format, slots, self.max_length, steps_per_look, version)
         self._shared.check_independence(model.base.config.get_text_config(), refuse=training)
@@ -162,7 +170,9 @@ class LocalPolicy:
             limit, name = sampling.max_episode_tokens, "max_episode_tokens"
         if prompt < limit:
             return min(sampling.max_tokens, limit - prompt)
-        why = f"the prompt has {prompt} tokens, and {name} allows {limit} with the reply"
+        name = f"{self._settings}.{name}"
+        advice = "the model takes no more" if limit == self._longest else f"raise {name}"
+        why = f"the prompt has {prompt} tokens, and {name} allows {limit} with the reply; {advice}"
         raise OutOfTokens(why) if request.turns else invalid(why)
 
     def _completion(
@@ -177,8 +187,8 @@ class LocalPolicy:
         if message.get("tool_calls") and reason == "stop":
             reason = "tool_calls"
         metrics: dict[str, Any] = {"entropy": sum(sampled.entropies) / len(sampled.entropies)}
-        if parsed.broken:
-            metrics["format/tool_error"] = 1.0
+        if request.tools:
+            metrics["format/tool_error"] = float(parsed.broken)
         return Completion(
             message=message,
             finish_reason=reason,
@@ -236,13 +246,14 @@ def _seed(request: Request) -> int:
     return secrets.randbits(62) if named is None else derive_seed(int(named), request.turn)
 
 
-def _length(wanted: int | None, positions: int | None) -> int:
+def _length(wanted: int | None, positions: int | None, settings: str) -> int:
+    name = f"{settings}.max_length"
     if wanted is None and positions is None:
-        raise UsageError("the model's config does not say how long a sequence may be; set max_length")
+        raise UsageError(f"the model's config does not say how long a sequence may be; set {name}")
     if wanted is None or positions is None:
         return wanted or positions or 0
     if wanted > positions:
-        raise UsageError(f"max_length is {wanted}, but the model has {positions} positions; lower it")
+        raise UsageError(f"{name} is {wanted}, but the model has {positions} positions; lower it")
     return wanted
 
 

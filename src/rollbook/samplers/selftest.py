@@ -173,14 +173,25 @@ def _check_stop(model: Model, wanted: Wanted, result: Sampled) -> None:
         raise SelfTestError("a sampled stop token does not end the reply")
 
 
+def longest_sequence(model: Model) -> int | None:
+    """Tokens that a sequence of the model may have; None where its config does not say."""
+    found = (model.positions, _same_rotation(model.base.config.get_text_config()))
+    return min((limit for limit in found if limit is not None), default=None)
+
+
+def _same_rotation(config: Any) -> int | None:
+    """Tokens up to which a position means the same, whatever is sampled beside; None where it always does."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return rope.get("original_max_position_embeddings") if rope.get("rope_type") == "longrope" else None
+
+
 def _check_rope(config: Any, length: int) -> None:
     """Positions whose meaning depends on the longest sequence of a batch would depend on the neighbours."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    trained = rope.get("original_max_position_embeddings")
-    if rope.get("rope_type") == "longrope" and trained is not None and length > trained:
+    trained = _same_rotation(config)
+    if trained is not None and length > trained:
         raise SelfTestError(
             f"{config.model_type} models rotate positions otherwise in batches with a sequence over "
-            f"{trained} tokens; set max_episode_tokens to at most {trained} (now {length})"
+            f"{trained} tokens; set max_length to at most {trained} (now {length})"
         )
 
 

@@ -18,8 +18,10 @@ from rollbook.audit.places import NUMBERS, Bools, Floats, Ints, numbered
 from rollbook.audit.tables import Summaries
 from rollbook.records.iterations import Fate, TrainStep
 from rollbook.records.layout import TRAIN
+from rollbook.records.tokens import TokenSequence
 
 _GOOD_FROM = 0.5
+MASKS = ("is_masked", "is_masked_high", "is_masked_low")  # columns of a token export
 Values = dict[str, float]
 
 
@@ -136,6 +138,30 @@ def of_steps(steps: Sequence[TrainStep]) -> Values:
     if norms and None not in norms:
         values["optim/grad_norm"] = max(_numbers(norms))
     return values
+
+
+class MaskCounts:
+    """What the loss left out of the tokens of all steps, counted in the records of a token export."""
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._counts = dict.fromkeys(MASKS, 0)
+        self._is_known = True  # in every record so far
+
+    def add(self, sequence: TokenSequence) -> None:
+        columns = [sequence.get(name) for name in MASKS]
+        self._tokens += int(sequence.sampled.sum())
+        for name, column in zip(MASKS, columns, strict=True):
+            if column is None:  # the loss leaves nothing out, or the export has no such column
+                self._is_known = False
+            else:
+                self._counts[name] += int(column[sequence.sampled].sum())
+
+    def values(self) -> Values:
+        if not self._is_known or not self._tokens:
+            return {}
+        masked, high, low = (self._counts[name] / self._tokens for name in MASKS)
+        return {"loss/kept": 1 - masked, "loss/clipped_high": high, "loss/clipped_low": low}
 
 
 def _numbers(values: Sequence[Any]) -> list[float]:

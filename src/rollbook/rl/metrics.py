@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from rollbook.records.iterations import Fate
 from rollbook.rl.groups import Group, Selection, duplicates, is_truncated
 from rollbook.train.engine import StepOutput
+from rollbook.train.metrics import joined
 
 # What the engine measures about agreement and entropy keeps its name; facts of the loss get a prefix.
 _OF_AGREEMENT = ("entropy", "kl_sample_train_", "logprob_diff")
@@ -70,13 +71,22 @@ def of_sampling(groups: Sequence[Group], selection: Selection) -> dict[str, floa
 
 
 def of_training(steps: Sequence[StepOutput], learning_rate: float) -> dict[str, float]:
-    """The facts of the first optimiser step, where the weights are still those that sampled; norms of all."""
+    """How far trainer and sampler agree, of the tokens of the first optimiser step, where the weights are
+    still those that sampled; what the loss did with the tokens of all steps; norms of all steps."""
     values: dict[str, float] = {"optim/lr": learning_rate, "optim/steps": len(steps)}
     if not steps:
         return values
-    for name, value in steps[0].means.items():
+    first, all_steps = steps[0].means, joined([step.sums for step in steps]).means()
+    for name in all_steps:
+        value = first[name] if _is_agreement(name) else all_steps[name]
         values[name if name.startswith(_OF_AGREEMENT) else f"loss/{name}"] = value
     values["optim/loss"] = sum(step.loss for step in steps) / len(steps)
     values["optim/grad_norm"] = max(step.grad_norm for step in steps)
     values["optim/applied"] = sum(step.applied for step in steps) / len(steps)
     return values
+
+
+def _is_agreement(name: str) -> bool:
+    """Whether it says how far the weights that sampled are from the trainer's: the sample size that is left
+    of it, too."""
+    return name == "ess" or name.startswith(_OF_AGREEMENT)

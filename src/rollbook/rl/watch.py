@@ -93,7 +93,8 @@ class Watch:
         if (share := now.get("logprob_diff_over_5", 0.0)) > FAR_TOKENS_LIMIT:
             yield Finding(
                 "tokens with very different probabilities",
-                f"on {share:.2%} of the trained tokens the logprobs of sampler and trainer differ by over 5",
+                f"on {share:.2%} of the tokens of the first optimiser step the logprobs of sampler and "
+                "trainer differ by over 5",
             )
 
     def _sampling(self, now: Metrics) -> Iterator[Finding]:

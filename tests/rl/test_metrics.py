@@ -50,7 +50,8 @@ def episode(*turns: Turn) -> Episode:
 
 
 def iteration() -> list[Group]:
-    """Eleven rollouts were asked for: a mixed group, a good one, a bad one, a lone one, a surplus one."""
+    """Twelve rollouts were asked for: a mixed group, a good one, a bad one, a lone one, a surplus one, one
+    that failed."""
     cut = episode(turn([5, 6, 8], 0.0, finish="length"))
     return [
         Group(0, [episode(turn([5, 6], 0.0), turn([7], 1.0)), cut]),
@@ -58,6 +59,7 @@ def iteration() -> list[Group]:
         Group(2, [episode(turn([5], 0.25)), episode(turn([6], 0.25))]),
         Group(3, [episode(turn([5], 1.0)), None]),
         Group(4, [episode(turn([5], 0.0)), episode(turn([6], 1.0))]),
+        Group(5, [None]),
     ]
 
 
@@ -88,10 +90,10 @@ ROLLOUTS = {
     "env/all/by_group/frac_all_bad": 1 / 5,
     "env/all/stop/stop": 8 / 9,
     "env/all/stop/length": 1 / 9,
-    "env/all/rollouts/expected": 11,
+    "env/all/rollouts/expected": 12,
     "env/all/rollouts/ok": 9,
     "env/all/rollouts/failed": 1,
-    "env/all/rollouts/missing": 1,
+    "env/all/rollouts/missing": 2,
     "env/words/reward/total": (1 + 0 + 1 + 1 + 0.25 + 0.25 + 1) / 7,
     "env/words/rollouts/failed": 1,
     "env/sums/reward/total": 1 / 2,
@@ -100,11 +102,13 @@ ROLLOUTS = {
     "env/all/ob_tokens_per_turn": (2 + 6 + 2 + 7 * 2) / 10,  # the second turn has seen 2, 2 and 2 more
 }
 SAMPLING = {
-    "groups/drawn": 5,
+    "groups/drawn": 6,
     "groups/trained": 1,
     "groups/constant": 2,
     "groups/lone": 1,
     "groups/surplus": 1,
+    "groups/truncated": 0,
+    "groups/failed": 1,
     "rollouts/trained": 2,
     "truncated/count": 1,
     "truncated/share": 1 / 9,

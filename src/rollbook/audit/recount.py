@@ -21,6 +21,8 @@ from rollbook.records.layout import TRAIN
 from rollbook.records.tokens import TokenSequence
 
 _GOOD_FROM = 0.5
+# A group counts once, under the first of these fates that a rollout of it has.
+_VERDICTS = (Fate.TRAINED, Fate.SURPLUS, Fate.CONSTANT, Fate.LONE, Fate.TRUNCATED, Fate.FAILED)
 MASKS = ("is_masked", "is_masked_high", "is_masked_low")  # columns of a token export
 Values = dict[str, float]
 
@@ -114,9 +116,13 @@ def _by_group(groups: Ints, rewards: Floats) -> Values:
 
 def of_fates(groups: Ints, places: Ints, cut_off: Bools, ok: Bools, tokens: Floats) -> Values:
     """What was sampled, and what of it is trained; one value per rollout."""
-    values: Values = {"groups/drawn": len(numbered(groups)[0])}
-    for fate in (Fate.TRAINED, Fate.CONSTANT, Fate.LONE, Fate.SURPLUS):
-        values[f"groups/{fate}"] = len(numbered(groups[places == NUMBERS[fate]])[0])
+    names, group = numbered(groups)
+    verdicts = np.full(len(names), len(_VERDICTS))
+    for number, fate in enumerate(_VERDICTS):
+        np.minimum.at(verdicts, group[places == NUMBERS[fate]], number)
+    values: Values = {"groups/drawn": len(names)}
+    for number, fate in enumerate(_VERDICTS):
+        values[f"groups/{fate}"] = int((verdicts == number).sum())
     values["rollouts/trained"] = int((places == NUMBERS[Fate.TRAINED]).sum())
     values["truncated/count"] = int((cut_off & ok).sum())
     if ok.any():

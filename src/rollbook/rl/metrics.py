@@ -6,11 +6,12 @@ Every key, its formula and the rollouts or tokens that it is about are in docs/m
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rollbook.records.iterations import Fate
-from rollbook.rl.groups import Group, Selection, duplicates, is_truncated
+from rollbook.rl.groups import VERDICTS, Group, Selection, duplicates, is_truncated
 from rollbook.train.engine import StepOutput
 from rollbook.train.metrics import joined
 
@@ -52,12 +53,10 @@ def of_sampling(groups: Sequence[Group], selection: Selection) -> dict[str, floa
     episodes = [episode for group in groups for episode in group.episodes if episode is not None]
     sampled = sum(len(turn.token_ids or ()) for episode in episodes for turn in episode.turns)
     truncated, copies = sum(map(is_truncated, episodes)), duplicates(groups)
+    verdicts = Counter(selection.verdicts.values())
     values: dict[str, float] = {
         "groups/drawn": len(groups),
-        "groups/trained": selection.groups(Fate.TRAINED),
-        "groups/constant": selection.groups(Fate.CONSTANT),
-        "groups/lone": selection.groups(Fate.LONE),
-        "groups/surplus": selection.groups(Fate.SURPLUS),
+        **{f"groups/{verdict}": verdicts[verdict] for verdict in VERDICTS},
         "rollouts/trained": selection.count(Fate.TRAINED),
         "truncated/count": truncated,
         "duplicates/share": copies.share,

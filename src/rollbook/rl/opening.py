@@ -273,7 +273,7 @@ def open_job(
         sources = sources_of(pools, trainer.frozen_digest)
         changed = changes_since(start.checkpoint, sources) if start.checkpoint else []
         policy = open_policy(settings, trainer)
-        player = opened.enter_context(Player(settings.retry, settings.episode_timeout_s))
+        player = opened.enter_context(open_player(settings))
         opened_sources = {id(pool.source): pool.source for pool in [*pools, *held_out.values()]}
         opened.callback(player.close_all, [policy, *opened_sources.values()])
         run = opened.enter_context(
@@ -364,6 +364,14 @@ def refuse_too_many_slots(settings: RlSettings, trainer: Trainer) -> None:
             f"tokens), the optimiser and its gradients {gib(training)}, and {gib(free)} are free; lower "
             "sampler.slots, sampler.max_length or sampler.max_tokens"
         )
+
+
+def open_player(settings: RlSettings) -> Player:
+    return Player(
+        settings.retry,
+        episode_timeout_s=settings.episode_timeout_s,
+        call_timeout_s=settings.call_timeout_s,
+    )
 
 
 def open_policy(settings: RlSettings, trainer: Trainer) -> LocalPolicy:

@@ -134,9 +134,15 @@ class Closes(Protocol):
 
 
 class Player:
-    def __init__(self, retry: RetrySettings, episode_timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        retry: RetrySettings,
+        *,
+        episode_timeout_s: float | None = None,
+        call_timeout_s: float | None = None,
+    ) -> None:
         self._retry = retry
-        self._timeout_s = episode_timeout_s
+        self._timeout_s, self._call_timeout_s = episode_timeout_s, call_timeout_s
         self._running: dict[str, float] = {}  # name of a rollout: when it began
         self._last_event = 0.0
         self._loop = asyncio.new_event_loop()
@@ -282,19 +288,27 @@ class Player:
             seed=seed,
         )
         self._running[rollout.name] = time.monotonic()
-        return await play(plan.make(), policy, task, max_turns=plan.max_turns, timeout_s=self._timeout_s)
+        return await play(
+            plan.make(),
+            policy,
+            task,
+            max_turns=plan.max_turns,
+            timeout_s=self._timeout_s,
+            call_timeout_s=self._call_timeout_s,
+        )
 
     def _look(self, stall_after_s: float, on_stall: Callable[[Stall], None]) -> None:
         """Report a stall; raise BlockedError where a time-out is due that nothing but this can enforce."""
         now, blocked = time.monotonic(), self._pulse.look()
-        limit = self._timeout_s
-        if blocked is not None and limit is not None and blocked.seconds > limit + _PATIENCE_S:
-            self._is_stuck = True
-            raise BlockedError(
-                f"{blocked.place} has held up all rollouts for {blocked.seconds:.0f} s; episode_timeout_s is "
-                f"{limit:g}. Only what waits with await can be interrupted: make it async, or give it a time "
-                "limit of its own"
-            )
+        limits = {"episode_timeout_s": self._timeout_s, "call_timeout_s": self._call_timeout_s}
+        for name, limit in limits.items():
+            if blocked is not None and limit is not None and blocked.seconds > limit + _PATIENCE_S:
+                self._is_stuck = True
+                raise BlockedError(
+                    f"{blocked.place} has held up all rollouts for {blocked.seconds:.0f} s; {name} is "
+                    f"{limit:g}. Only what waits with await can be interrupted: make it async, or give it a "
+                    "time limit of its own"
+                )
         if now - self._last_event < stall_after_s or not (self._running or blocked):
             return
         self._last_event = now

@@ -17,8 +17,8 @@ import numpy as np
 from rollbook.policies.chat_format import ChatFormat
 from rollbook.rl.advantages import is_constant
 from rollbook.rl.groups import Group, is_truncated, select
-from rollbook.rl.opening import Log, Start, Trainer, decide_length, open_policy, open_trainer
-from rollbook.rl.player import GroupPlan, Played, Player
+from rollbook.rl.opening import Log, Start, Trainer, decide_length, open_player, open_policy, open_trainer
+from rollbook.rl.player import GroupPlan, Played
 from rollbook.rl.schedule import Schedule
 from rollbook.rl.settings import RlSettings
 from rollbook.rl.steps import plan_steps
@@ -102,7 +102,7 @@ def preview(settings: RlSettings, log: Log) -> Preview:
         all_pools = [*pools, *held_out.values()]
         settings = decide_length(settings, trainer.model, all_pools)
         policy = open_policy(settings, trainer)
-        player = opened.enter_context(Player(settings.retry, settings.episode_timeout_s))
+        player = opened.enter_context(open_player(settings))
         sources = {id(pool.source): pool.source for pool in all_pools}
         opened.callback(player.close_all, [policy, *sources.values()])
         plans = _plans(settings, pools)

@@ -21,7 +21,7 @@ from rollbook.records.layout import RunFiles
 from rollbook.records.run_info import read_run_info
 from rollbook.records.token_files import RunIdentity, export_files
 from rollbook.rl.console import Console
-from rollbook.rl.player import Player
+from rollbook.rl.player import Player, open_player
 from rollbook.rl.schedule import Schedule
 from rollbook.rl.settings import RlSettings, SamplerSettings, differences
 from rollbook.rl.sources import Sources, changes_since, sources_of
@@ -364,14 +364,6 @@ def refuse_too_many_slots(settings: RlSettings, trainer: Trainer) -> None:
             f"tokens), the optimiser and its gradients {gib(training)}, and {gib(free)} are free; lower "
             "sampler.slots, sampler.max_length or sampler.max_tokens"
         )
-
-
-def open_player(settings: RlSettings) -> Player:
-    return Player(
-        settings.retry,
-        episode_timeout_s=settings.episode_timeout_s,
-        call_timeout_s=settings.call_timeout_s,
-    )
 
 
 def open_policy(settings: RlSettings, trainer: Trainer) -> LocalPolicy:

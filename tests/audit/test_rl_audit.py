@@ -33,9 +33,11 @@ KILLS = (
 
 
 def settings(setup: Path, log_path: Path, **changes: Any) -> RlSettings:
-    """Several steps and passes, more groups than are trained, and the token export."""
+    """Several steps and passes, a loss that leaves tokens out, more groups than are trained, and the token
+    export."""
     export = {"experimental": {"token_export": changes.pop("export", {})}}
     given = {"iterations": 4, "minibatches": 2, "epochs": 2, "oversample": 1.5, "trainer": export}
+    given["loss"] = {"name": "ppo", "clip_low": 0.01, "clip_high": 0.01}
     return settings_of(setup, log_path, **(given | changes))
 
 
@@ -110,6 +112,16 @@ def edit_reward(run: Path) -> None:
     edit_row(run / "metrics.jsonl", 2, lambda row: row.update({"env/all/reward/total": 0.75}))
 
 
+def edit_kept(run: Path) -> None:
+    """As if only the first step had been counted."""
+
+    def change(row: dict[str, Any]) -> None:
+        assert 0 < row["loss/kept"] < 1
+        row["loss/kept"] = 1.0
+
+    edit_row(run / "metrics.jsonl", 2, change)
+
+
 def edit_logprob(run: Path) -> None:
     def change(row: dict[str, Any]) -> None:
         row["turns"][0]["logprobs"][2] -= 0.5
@@ -165,6 +177,7 @@ CHANGES: list[tuple[Change, Kind, str, dict[str, Any], str]] = [
     (cut_end, Kind.UNREADABLE, SUMMARIES, {"line": 24}, "unreadable"),
     (edit_count, Kind.DIFFERS, METRICS, {"line": 2, "key": "tokens/sampled"}, "unbalanced"),
     (edit_reward, Kind.DIFFERS, METRICS, {"line": 2, "key": "env/all/reward/total"}, "unbalanced"),
+    (edit_kept, Kind.DIFFERS, METRICS, {"line": 2, "key": "loss/kept"}, "unbalanced"),
     (edit_logprob, Kind.DIFFERS, TRANSCRIPTS, {}, "unbalanced"),
     (edit_token, Kind.DIFFERS, TRANSCRIPTS, {}, "unbalanced"),
     (edit_exported_token, Kind.DIFFERS, EXPORT, {"line": 20}, "unbalanced"),

@@ -107,6 +107,18 @@ def test_a_rollout_that_takes_too_long_is_a_failure_of_its_own(workers: int, tmp
     assert "took longer than 0.1 s" in failure["message"]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_call_that_takes_too_long_is_a_failure_that_names_it(workers: int, tmp_path: Path) -> None:
+    rows = [row("t0", "hang"), row("t1")]
+    write_rows(tmp_path / "in.jsonl", rows)
+    config(tmp_path, script(tmp_path, HANGS))
+    progress = run(tmp_path, "call_timeout_s=0.1", "retry.timeout=1", f"workers={workers}")
+    assert (progress.failures, progress.done) == ({"timeout": 1}, 1)
+    (failure,) = results(tmp_path / "out_failures.jsonl")
+    assert failure["message"] == "ScriptedPolicy.act took longer than 0.1 s"
+    assert "reward" not in failure
+
+
 def test_a_drain_for_too_many_failures_ends_in_time_too(tmp_path: Path) -> None:
     write_rows(tmp_path / "in.jsonl", [row("t0", "hang"), *(row(f"t{n}", "fail") for n in range(1, 9))])
     body = HANGS.replace('return "2"', 'raise ValueError("no")')

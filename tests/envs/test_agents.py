@@ -150,6 +150,12 @@ def test_bridges_bring_their_own_loop() -> None:
         build_agent({"name": "verifiers:gsm8k"}, SCRIPTED)
 
 
+def test_a_limit_of_calls_is_for_environments_that_are_played_here() -> None:
+    build_agent({"name": "arithmetic"}, SCRIPTED, call_timeout_s=1.0)
+    with pytest.raises(UsageError, match=r"env 'gym' plays its episodes itself.*leave it out"):
+        build_agent({"name": "gym", "url": "http://127.0.0.1:1"}, call_timeout_s=1.0)
+
+
 def test_tasks_where_there_are_none() -> None:
     for env in ({"name": "dataset"}, {"name": "gym", "url": "http://h"}):
         with pytest.raises(UsageError, match="input_jsonl_fpath"):

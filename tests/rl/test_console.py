@@ -74,7 +74,7 @@ def test_the_time_that_is_left_follows_from_the_last_iterations(monkeypatch: pyt
     console.progress("iteration 0", 3, 16)
     assert screen(terminal.getvalue()) == ["iteration 0: 3 of 16 rollouts"]
     for i, seconds in enumerate((100.0, 20.0, 30.0)):
-        console.iteration(i, {"time/total": seconds}, Played([], 0, 0, []))
+        console.iteration(i, {"time/total": seconds}, Played([], 0, 0, 0, {}))
     console.now("iteration 3: training on 12 sequences")
     *stay, live = screen(terminal.getvalue())
     assert live == "iteration 3: training on 12 sequences; about 0:02:30 left"

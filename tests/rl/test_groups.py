@@ -3,8 +3,11 @@ import math
 import numpy as np
 import pytest
 
+from rollbook.audit.places import NUMBERS
+from rollbook.audit.recount import of_fates
 from rollbook.records.iterations import Fate, RolloutFate
 from rollbook.records.turns import Turn
+from rollbook.rl import metrics
 from rollbook.rl.groups import Cuts, Group, cuts_of, duplicates, is_truncated, select
 from rollbook.rollouts.types import Episode
 
@@ -63,7 +66,58 @@ def test_constant_groups_and_those_after_enough_mixed_ones_are_not_trained():
     assert [fate.fate for fate in selection.fates] == [Fate.CONSTANT] * 2 + [Fate.TRAINED] * 4 + [
         Fate.SURPLUS
     ] * 2
-    assert (selection.groups(Fate.TRAINED), selection.groups(Fate.SURPLUS)) == (2, 1)
+    assert list(selection.verdicts.values()) == [
+        Fate.CONSTANT, Fate.TRAINED, Fate.TRAINED, Fate.SURPLUS
+    ]  # fmt: skip
+
+
+def test_every_group_has_one_verdict():
+    good, bad, cut = episode(1), episode(0), episode(0, finish="length")
+    groups = {
+        (Fate.TRAINED, Fate.TRAINED, Fate.TRAINED): [good, bad, None],
+        (Fate.TRAINED, Fate.TRAINED, Fate.LONE): [good, cut, None],
+        (Fate.TRAINED, Fate.TRUNCATED, Fate.TRUNCATED): [episode(1, finish="length"), cut, None],
+        (Fate.CONSTANT, Fate.CONSTANT, Fate.TRUNCATED): [cut, cut, None],
+        (Fate.CONSTANT, Fate.CONSTANT, Fate.CONSTANT): [good, good, None],
+        (Fate.LONE, Fate.LONE, Fate.LONE): [None, bad, None],
+        (Fate.LONE, Fate.LONE, Fate.TRUNCATED): [None, cut, None],
+        (Fate.FAILED, Fate.FAILED, Fate.FAILED): [None, None, None],
+    }
+    for place, truncated in enumerate(("train", "mask", "drop")):
+        found = choose(list(groups.values()), truncated=truncated).verdicts
+        assert list(found.values()) == [verdicts[place] for verdicts in groups]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_verdicts_add_up_to_the_groups_that_were_drawn_and_the_audit_counts_the_same(seed):
+    chance = np.random.default_rng(seed)
+    fail, cut, ungraded = chance.random(3) * [1, 1, 0.2]
+
+    def drawn():
+        if chance.random() < fail:
+            return None
+        reward = None if chance.random() < ungraded else float(chance.integers(0, 3))
+        return episode(reward, finish="length" if chance.random() < cut else "stop")
+
+    groups = [Group(number, [drawn() for _ in range(chance.integers(1, 5))]) for number in range(40)]
+    for truncated in ("train", "mask", "drop"):
+        selection = select(
+            groups, split="train", iteration=0, at_most=int(chance.integers(0, 12)), advantage="mean",
+            truncated=truncated,
+        )  # fmt: skip
+        values = metrics.of_sampling(groups, selection)
+        counts = {key: value for key, value in values.items() if key.startswith("groups/")}
+        drawn_groups = counts.pop("groups/drawn")
+        assert drawn_groups == len(groups) == sum(counts.values())
+        episodes = [one for group in groups for one in group.episodes]
+        counted = of_fates(
+            np.array([fate.group_idx for fate in selection.fates]),
+            np.array([NUMBERS[fate.fate] for fate in selection.fates]),
+            np.array([one is not None and is_truncated(one) for one in episodes]),
+            np.array([one is not None for one in episodes]),
+            np.array([0.0 if one is None else 2.0 for one in episodes]),
+        )
+        assert {key: values[key] for key in counted} == counted and counts.keys() <= counted.keys()
 
 
 def test_a_masked_truncated_rollout_counts_in_the_baseline_and_a_dropped_one_does_not():

@@ -25,7 +25,7 @@ from rollbook.rollouts.types import Episode
 from rollbook.train.batch import Batch, Example, ExampleKey, packed_batch
 from rollbook.train.engine import StepOutput
 from rollbook.train.losses import Loss, LossInputs, PpoClip
-from rollbook.train.metrics import Tally, token_metrics
+from rollbook.train.metrics import RATIO_SQUARED, Kind, Sums, Tally, joined, token_metrics
 from rollbook.train.processes import Processes
 from rollbook.train.token_math import TokenOutputs
 
@@ -50,7 +50,8 @@ def episode(*turns: Turn) -> Episode:
 
 
 def iteration() -> list[Group]:
-    """Eleven rollouts were asked for: a mixed group, a good one, a bad one, a lone one, a surplus one."""
+    """Twelve rollouts were asked for: a mixed group, a good one, a bad one, a lone one, a surplus one, one
+    that failed."""
     cut = episode(turn([5, 6, 8], 0.0, finish="length"))
     return [
         Group(0, [episode(turn([5, 6], 0.0), turn([7], 1.0)), cut]),
@@ -58,6 +59,7 @@ def iteration() -> list[Group]:
         Group(2, [episode(turn([5], 0.25)), episode(turn([6], 0.25))]),
         Group(3, [episode(turn([5], 1.0)), None]),
         Group(4, [episode(turn([5], 0.0)), episode(turn([6], 1.0))]),
+        Group(5, [None]),
     ]
 
 
@@ -88,10 +90,10 @@ ROLLOUTS = {
     "env/all/by_group/frac_all_bad": 1 / 5,
     "env/all/stop/stop": 8 / 9,
     "env/all/stop/length": 1 / 9,
-    "env/all/rollouts/expected": 11,
+    "env/all/rollouts/expected": 12,
     "env/all/rollouts/ok": 9,
     "env/all/rollouts/failed": 1,
-    "env/all/rollouts/missing": 1,
+    "env/all/rollouts/missing": 2,
     "env/words/reward/total": (1 + 0 + 1 + 1 + 0.25 + 0.25 + 1) / 7,
     "env/words/rollouts/failed": 1,
     "env/sums/reward/total": 1 / 2,
@@ -100,11 +102,13 @@ ROLLOUTS = {
     "env/all/ob_tokens_per_turn": (2 + 6 + 2 + 7 * 2) / 10,  # the second turn has seen 2, 2 and 2 more
 }
 SAMPLING = {
-    "groups/drawn": 5,
+    "groups/drawn": 6,
     "groups/trained": 1,
     "groups/constant": 2,
     "groups/lone": 1,
     "groups/surplus": 1,
+    "groups/truncated": 0,
+    "groups/failed": 1,
     "rollouts/trained": 2,
     "truncated/count": 1,
     "truncated/share": 1 / 9,
@@ -176,7 +180,8 @@ def measured_facts(given: LossInputs, outputs: TokenOutputs) -> tuple[float, dic
     made = PpoClip()(given)
     tally = Tally()
     tally.add(made.loss_sum, token_metrics(given.columns_N, outputs, made))
-    return tally.total(Processes(), len(given.logprob_N))
+    loss, sums = tally.total(Processes(), len(given.logprob_N))
+    return loss, sums.means()
 
 
 def test_what_is_measured_of_the_trained_tokens() -> None:
@@ -206,15 +211,47 @@ def test_shares_of_tokens_that_are_far_off() -> None:
     assert "entropy" not in means
 
 
-def step(loss: float, norm: float, *, applied: bool = True, **means: float) -> StepOutput:
-    return StepOutput(loss, norm, applied, 4, 9, 10, {**FACTS, **means})
+KINDS = {"ratio_min": Kind.MIN} | dict.fromkeys(("ratio_max", "logprob_diff_max"), Kind.MAX)
+
+
+def step(loss: float, norm: float, *, tokens: int = 4, applied: bool = True, **means: float) -> StepOutput:
+    """A step of so many tokens whose metrics are `FACTS`, but for those that are given."""
+    facts = {name: value for name, value in (FACTS | means).items() if name != "ess"}
+    facts[RATIO_SQUARED] = means.get("squared", (1 + 4 + 0.25 + 1) / 4)
+    facts.pop("squared", None)
+    kinds = {name: KINDS.get(name, Kind.MEAN) for name in facts}
+    values = {name: value * tokens if kinds[name] is Kind.MEAN else value for name, value in facts.items()}
+    return StepOutput(loss, norm, applied, tokens, 9, 10, Sums(tokens, kinds, values))
 
 
 def test_what_is_measured_of_the_steps() -> None:
-    """Agreement of the first step, where the weights are those that sampled; norms and losses of all."""
-    measured = metrics.of_training([step(0.5, 1.0), step(-0.1, 3.0, applied=False, ratio=9.0)], 1e-4)
-    assert measured == pytest.approx(training_metrics())
+    """Agreement of the first step, where the weights are those that sampled; the rest of all steps, by their
+    tokens."""
+    later = {
+        "kept": 0.0, "clipped_high": 0.25, "ratio": 9.0, "ratio_max": 12.0, "ratio_min": 0.75,
+        "squared": 100.0, "entropy": 7.0, "kl_sample_train_v3": 7.0, "logprob_diff_max": 7.0,
+    }  # fmt: skip
+    steps = [step(0.5, 1.0), step(-0.1, 3.0, tokens=12, applied=False, **later)]
+    changed = {
+        "loss/kept": 4 * 0.5 / 16,
+        "loss/clipped_high": 0.25,
+        "loss/ratio": (4.5 + 12 * 9.0) / 16,
+        "loss/ratio_max": 12.0,
+    }
+    assert metrics.of_training(steps, 1e-4) == pytest.approx(training_metrics() | changed)
     assert metrics.of_training([], 1e-4) == {"optim/lr": 1e-4, "optim/steps": 0}
+
+
+def test_sums_of_steps_keep_what_is_no_number_and_refuse_other_facts() -> None:
+    broken = step(0.0, 1.0, ratio_max=math.nan, ratio=math.inf)
+    measured = metrics.of_training([broken, step(0.0, 1.0)], 1e-4)
+    assert math.isnan(measured["loss/ratio_max"]) and measured["loss/ratio"] == math.inf
+    assert measured["loss/ratio_min"] == 0.5
+    nothing = Sums(0, {"kept": Kind.MEAN}, {"kept": 0.0})
+    assert math.isnan(nothing.means()["kept"])
+    assert joined([nothing, Sums(4, {"kept": Kind.MEAN}, {"kept": 3.0})]).means() == {"kept": 0.75}
+    with pytest.raises(ValueError, match="same facts"):
+        joined([nothing, Sums(4, {}, {})])
 
 
 def training_metrics() -> dict[str, float]:

@@ -356,6 +356,19 @@ def test_an_iteration_draws_more_groups_than_it_trains(setup: Path, tmp_path: Pa
         assert row["env/all/rollouts/expected"] == 32
 
 
+def test_every_group_that_was_drawn_is_counted_once(setup: Path, tmp_path: Path) -> None:
+    """Where what was cut off is dropped, whole groups go; the audit counts them, too."""
+    dropping = {"truncated": "drop", "oversample": 2.0, "group_size": 2, "iterations": 3}
+    train(settings_of(setup, tmp_path / "run", **dropping), log=lambda _: None)
+    rows = lines(tmp_path / "run/metrics.jsonl")[:-1]
+    for row in rows:
+        counts = {key: value for key, value in row.items() if key.startswith("groups/")}
+        assert sum(counts.values()) == 2 * counts["groups/drawn"] == 2 * 8
+    assert all(row["groups/truncated"] > 0 for row in rows)
+    audit = rollbook.audit(tmp_path / "run")
+    assert (audit.verdict, audit.findings) == ("balanced", [])
+
+
 def test_no_iterations_are_evaluations_only(setup: Path, tmp_path: Path) -> None:
     result = train(settings_of(setup, tmp_path / "run", iterations=0), log=lambda _: None)
     assert result.checkpoint is None and result.evals.keys() == {"test"}

@@ -140,7 +140,7 @@ def test_t17_every_iteration_samples_with_the_weights_of_the_last_step(setup: Pa
     assert len(set(digests)) == len(digests) == 6
     for row in metrics(tmp_path / "run")[:-1]:
         assert row["kl_sample_train_v3"] < 1e-9 and row["logprob_diff_max"] < 1e-4
-        assert abs(row["loss/ratio"] - 1) < 1e-4
+        assert abs(row["loss/ess"] - 1) < 1e-4 < abs(row["loss/ratio"] - 1)  # of the first step, of all steps
 
 
 def test_t26_every_rollout_of_an_iteration_has_a_seed_of_its_own(setup: Path, tmp_path: Path) -> None:
@@ -305,11 +305,17 @@ class Hangs(Fragile):
         return Feedback(reward=1.0)
 
 
-def test_t25_and_t34_rollouts_that_hang_are_named_and_then_failures(setup: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("limit", "what"),
+    [("episode_timeout_s", "the episode, now in Hangs.step,"), ("call_timeout_s", "Hangs.step")],
+)
+def test_t25_and_t34_rollouts_that_hang_are_named_and_then_failures(
+    setup: Path, tmp_path: Path, limit: str, what: str
+) -> None:
     """A timeout is neither a reward of zero nor a reply that was cut."""
     settings = fragile(
         setup, tmp_path / "run", "", environments=[{"name": Hangs, "how": "", "tasks": 8}], iterations=1,
-        episode_timeout_s=1.5, stall_after_s=0.3, retry={"timeout": 1}, groups_per_batch=2,
+        stall_after_s=0.3, retry={"timeout": 1}, groups_per_batch=2, **{limit: 1.5},
     )  # fmt: skip
     said: list[str] = []
     train(settings, log=said.append)
@@ -317,7 +323,7 @@ def test_t25_and_t34_rollouts_that_hang_are_named_and_then_failures(setup: Path,
     hung = [rollout for rollout in rollouts(run) if rollout.traj_idx == 1]
     for rollout in hung:
         assert (rollout.status, rollout.total_reward) == (Status.ERROR, None)
-        assert rollout.error == "timeout: the episode, now in Hangs.step, took longer than 1.5 s"
+        assert rollout.error == f"timeout: {what} took longer than 1.5 s"
     (record,) = iterations(run)
     assert (record.timeouts, record.retries) == (2, 0) and not record.steps
     (row,) = metrics(run)

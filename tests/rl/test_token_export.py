@@ -21,6 +21,7 @@ from rollbook.records.token_places import files_of, token_source
 from rollbook.records.token_writers import JsonWriter
 from rollbook.records.tokens import read_sequences
 from rollbook.records.transcripts import Transcript
+from rollbook.rl.replay.what_if import what_if
 from rollbook.rl.settings import RlSettings, load_settings
 from rollbook.rl.train import train
 from rollbook.tokens.report import token_report
@@ -81,6 +82,36 @@ def test_an_empty_block_exports_every_trained_rollout(setup: Path, tmp_path: Pat
         sequence.columns["is_masked_high"].any() and sequence.columns["is_masked_low"].any() is not None
         for sequence in sequences(manifest_of(tmp_path / "run"))
     )
+
+
+def test_the_metrics_of_the_loss_are_those_of_every_exported_token(setup: Path, tmp_path: Path) -> None:
+    """With several steps per batch the loss leaves tokens out after the first one, so all of them count."""
+    run = tmp_path / "run"
+    loss = {"name": "ppo", "clip_low": 0.01, "clip_high": 0.01}
+    several = {"minibatches": 3, "epochs": 3, "learning_rate": 0.02, "iterations": 2}
+    train(exporting(setup, run, loss=loss, **several), log=lambda _: None)
+    source = token_source(run)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    for line in lines:
+        report = token_report(source, iteration=line["step"])
+        total, first = report.total, report.first_step
+        assert first is not None and line["optim/steps"] == 9
+        assert line["loss/kept"] == pytest.approx(1 - total.masked_share)
+        assert line["loss/clipped_high"] == pytest.approx(total.masked_high_share)
+        assert line["loss/clipped_low"] == pytest.approx(total.masked_low_share)
+        assert line["loss/ratio_max"] > 1.01 > 0.99 > line["loss/ratio_min"]
+        assert first.inference_logprob is not None and first.trainer_logprob is not None
+        difference = first.inference_logprob - first.trainer_logprob
+        assert line["kl_sample_train_v1"] == pytest.approx(difference, abs=1e-9)
+        assert line["kl_sample_train_v3"] == pytest.approx(first.mismatch_kl, abs=1e-9)
+        assert line["entropy"] == pytest.approx(first.entropy, rel=1e-6)
+        assert line["loss/ess"] == pytest.approx(1.0)  # of the first step, like the agreement
+        recorded = what_if(run, line["step"], "learning_rate=0.01").recorded
+        assert recorded.masked == pytest.approx(1 - line["loss/kept"])
+        assert recorded.masked_high == pytest.approx(line["loss/clipped_high"])
+        assert recorded.masked_low == pytest.approx(line["loss/clipped_low"])
+        assert recorded.ratio == pytest.approx(line["loss/ratio"])
+    assert max(line["loss/clipped_high"] + line["loss/clipped_low"] for line in lines) > 0.2
 
 
 def follow(run: Path, *, processes: int) -> None:

@@ -130,14 +130,15 @@ def test_an_evaluation_in_which_every_rollout_fails_is_an_alert(setup: Path) -> 
     assert "every rollout of eval test failed" in (setup / "run/alerts.jsonl").read_text()
 
 
-def test_a_function_that_does_not_return_is_named_and_ends_the_run(setup: Path) -> None:
+@pytest.mark.parametrize("limit", ["episode_timeout_s", "call_timeout_s"])
+def test_a_function_that_does_not_return_is_named_and_ends_the_run(setup: Path, limit: str) -> None:
     (setup / "flag").touch()
-    settings = load_settings(config(setup, "blocking", episode_timeout_s=0.1, stall_after_s=0.5))
+    settings = load_settings(config(setup, "blocking", stall_after_s=0.5, **{limit: 0.1}))
     with start(settings) as trainer:
         assert trainer.wait() == 1
         last = trainer.output.splitlines()[-1]
     line_number = ENVIRONMENTS.splitlines().index("    while FLAG.exists():") + 1
-    assert last.startswith("rollbook: blocking (") and "episode_timeout_s is 0.1" in last
+    assert last.startswith("rollbook: blocking (") and f"{limit} is 0.1" in last
     assert any(
         f"envs.py:{number}) has held up all rollouts" in last for number in (line_number, line_number + 1)
     )

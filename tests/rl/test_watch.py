@@ -174,6 +174,13 @@ def test_a_run_that_goes_well_raises_nothing():
     assert raised(lines) == []
 
 
+def test_a_first_iteration_that_trains_nothing_says_what_became_of_its_groups():
+    groups = {"groups/trained": 0, "groups/constant": 2, "groups/truncated": 6, "groups/failed": 0}
+    (finding,) = Watch(50).look(dict.fromkeys(NOTHING_TRAINED) | groups)
+    wanted = "nothing was trained: of the groups, 2 have equal rewards, 6 were cut off"
+    assert (finding.title, finding.text) == (FIRST, wanted)
+
+
 def test_what_holds_is_raised_once_and_again_after_it_was_gone():
     found = raised([{}, *[{K3: 0.02}] * 5, {}, *[{K3: 0.02}] * 3])
     assert found == [(3, MISMATCH), (9, MISMATCH)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -344,10 +345,29 @@ def test_an_episode_that_takes_too_long_is_a_timeout(limit: str, waits: Method, 
         assert len(failure.episode.turns) == 1
 
 
-def test_a_policy_that_takes_too_long_is_a_timeout() -> None:
-    policy = Policy(lambda request: "x")
-    policy.act = _wait_for_ever  # type: ignore[method-assign]
-    assert _failure(_broken(), policy, timeout_s=0.01).kind is FailureKind.TIMEOUT
+@pytest.mark.parametrize("limit", ["timeout_s", "call_timeout_s"])
+def test_a_policy_that_takes_too_long_is_a_timeout(limit: str) -> None:
+    class Slow(Policy):
+        async def act(self, request: Request) -> Completion:
+            if request.turn == 0:
+                return await super().act(request)
+            return await _wait_for_ever()  # type: ignore[no-any-return]
+
+    failure = _failure(Counting(), Slow(lambda request: "tick"), **{limit: 0.01})
+    assert failure.kind is FailureKind.TIMEOUT and "Slow.act" in str(failure)
+    assert failure.episode is not None
+    assert [turn.reward for turn in failure.episode.turns] == [0.5]  # of the turn that was played
+
+
+@pytest.mark.parametrize("method", ["start", "step"])
+def test_a_call_that_cannot_be_interrupted_is_a_timeout_once_it_returns(method: str) -> None:
+    def sleep(self: Any, *arguments: Any) -> Any:
+        time.sleep(0.02)
+        return Feedback(reward=1.0) if method == "step" else Opening(messages=[])
+
+    failure = _failure(_broken(**{method: sleep}), call_timeout_s=0.01)
+    assert (failure.kind, str(failure)) == (FailureKind.TIMEOUT, "Broken.sleep took longer than 0.01 s")
+    assert _play(_broken(**{method: sleep}), call_timeout_s=60).turns
 
 
 def test_a_time_error_of_the_environments_own_is_its_failure() -> None:

@@ -16,6 +16,7 @@ from rollbook.audit.checkpoints import ends_a_line
 from rollbook.audit.compare import label
 from rollbook.audit.fates import Fates
 from rollbook.audit.plan import RlPlan
+from rollbook.audit.recount import MASKS, MaskCounts, Values
 from rollbook.audit.result import Kind
 from rollbook.audit.scan import size_of
 from rollbook.audit.tables import Transcripts, rollout_name, rollout_place
@@ -27,7 +28,7 @@ from rollbook.records.layout import TRAIN
 from rollbook.records.token_files import PARQUET, STREAM, ExportedStep, RankPart, decode_step, on_disk
 from rollbook.records.tokens import TokenSequence, decode_sequence, read_sequences, wanted_columns
 
-_COLUMNS = ("loss_mask", "rewards", "advantages", "inference_logprobs")
+_COLUMNS = ("loss_mask", "rewards", "advantages", "inference_logprobs", *MASKS)
 
 
 class _Place(NamedTuple):
@@ -50,6 +51,13 @@ class _Row(NamedTuple):
     part: int
     flat: int  # its place among the parts of the transcripts
     optim_step: int
+
+
+class Exported(NamedTuple):
+    """An iteration in an export."""
+
+    step: ExportedStep  # the line of the manifest
+    values: Values  # what its records say of the metrics; nothing where they are not all there
 
 
 class ExportAudit:
@@ -92,8 +100,8 @@ class ExportAudit:
         transcripts: Transcripts | None,
         trained: Trained | None,
         fates: Fates | None,
-    ) -> ExportedStep | None:
-        """The manifest's line of an iteration, if any. Without transcripts only records are counted."""
+    ) -> Exported | None:
+        """What was exported of an iteration, if anything. Without transcripts only records are counted."""
         place = self._places.get(iteration)
         if place is None:
             return None
@@ -118,36 +126,40 @@ class ExportAudit:
                     f"{said[2]}; iterations.jsonl has {len(trained.flat)}, {selected}, {[*rows]}"
                 )
                 self._auditor.find(Kind.DIFFERS, what, file=self._manifest, line=place.number)
+        masks = MaskCounts()
+        is_whole = step.complete and step.selected == step.sequences
         for part in step.ranks:
             content = None
             if rows is not None and transcripts is not None and fates is not None:
                 content = _Content(self._auditor, iteration, transcripts, fates, rows.get(part.rank, {}))
-            self._audit_part(step, part, place, content)
-        return step
+            is_whole &= self._audit_part(step, part, place, content, masks)
+        return Exported(step, masks.values() if is_whole else {})
 
     def _step_at(self, place: _Place) -> ExportedStep:
         (line,) = read_lines(self._manifest, start=place.start, end=place.end, number=place.number)
         return decode_step(self._manifest, line)
 
     def _audit_part(
-        self, step: ExportedStep, part: RankPart, place: _Place, content: _Content | None
-    ) -> None:
+        self, step: ExportedStep, part: RankPart, place: _Place, content: _Content | None, masks: MaskCounts
+    ) -> bool:
+        """Returns whether the records of one process are those that the manifest says."""
         share = self._auditor.rank(part.rank)
         share.exported = (share.exported or 0) + part.records
         records = self._records.get(part.rank)
         if records is None or part.file is None:
-            return
+            return part.records == 0
         counts = [0, 0, 0]
         for record, path in records.of(step.iteration):
             counts[0] += 1
             counts[1] += len(record.sequence)
             counts[2] += int(record.sequence.sampled.sum())
+            masks.add(record.sequence)
             self._check_keys(record, path, part.rank)
             if content is not None:
                 content.compare(record, path)
         path = records.path_of(part.file)
         if not path.exists():
-            return
+            return False
         if content is not None and step.complete:
             content.find_missing(path)
         said = [part.records, part.tokens, part.trained_tokens]
@@ -159,6 +171,7 @@ class ExportAudit:
                 f"(line {place.number})",
                 file=path,
             )
+        return said == counts
 
     def _check_keys(self, record: _Record, path: Path, rank: int) -> None:
         sequence = record.sequence

@@ -18,8 +18,12 @@ from rollbook.audit.places import NUMBERS, Bools, Floats, Ints, numbered
 from rollbook.audit.tables import Summaries
 from rollbook.records.iterations import Fate, TrainStep
 from rollbook.records.layout import TRAIN
+from rollbook.records.tokens import TokenSequence
 
 _GOOD_FROM = 0.5
+# A group counts once, under the first of these fates that a rollout of it has.
+_VERDICTS = (Fate.TRAINED, Fate.SURPLUS, Fate.CONSTANT, Fate.LONE, Fate.TRUNCATED, Fate.FAILED)
+MASKS = ("is_masked", "is_masked_high", "is_masked_low")  # columns of a token export
 Values = dict[str, float]
 
 
@@ -118,9 +122,13 @@ def of_cuts(replies: Bools, episodes: Bools, ok: Bools) -> Values:
 
 def of_fates(groups: Ints, places: Ints, cut_off: Bools, ok: Bools, tokens: Floats) -> Values:
     """What was sampled, and what of it is trained; one value per rollout."""
-    values: Values = {"groups/drawn": len(numbered(groups)[0])}
-    for fate in (Fate.TRAINED, Fate.CONSTANT, Fate.LONE, Fate.SURPLUS):
-        values[f"groups/{fate}"] = len(numbered(groups[places == NUMBERS[fate]])[0])
+    names, group = numbered(groups)
+    verdicts = np.full(len(names), len(_VERDICTS))
+    for number, fate in enumerate(_VERDICTS):
+        np.minimum.at(verdicts, group[places == NUMBERS[fate]], number)
+    values: Values = {"groups/drawn": len(names)}
+    for number, fate in enumerate(_VERDICTS):
+        values[f"groups/{fate}"] = int((verdicts == number).sum())
     values["rollouts/trained"] = int((places == NUMBERS[Fate.TRAINED]).sum())
     values["truncated/count"] = int((cut_off & ok).sum())
     if ok.any():
@@ -142,6 +150,30 @@ def of_steps(steps: Sequence[TrainStep]) -> Values:
     if norms and None not in norms:
         values["optim/grad_norm"] = max(_numbers(norms))
     return values
+
+
+class MaskCounts:
+    """What the loss left out of the tokens of all steps, counted in the records of a token export."""
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._counts = dict.fromkeys(MASKS, 0)
+        self._is_known = True  # in every record so far
+
+    def add(self, sequence: TokenSequence) -> None:
+        columns = [sequence.get(name) for name in MASKS]
+        self._tokens += int(sequence.sampled.sum())
+        for name, column in zip(MASKS, columns, strict=True):
+            if column is None:  # the loss leaves nothing out, or the export has no such column
+                self._is_known = False
+            else:
+                self._counts[name] += int(column[sequence.sampled].sum())
+
+    def values(self) -> Values:
+        if not self._is_known or not self._tokens:
+            return {}
+        masked, high, low = (self._counts[name] / self._tokens for name in MASKS)
+        return {"loss/kept": 1 - masked, "loss/clipped_high": high, "loss/clipped_low": low}
 
 
 def _numbers(values: Sequence[Any]) -> list[float]:

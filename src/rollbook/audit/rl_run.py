@@ -155,15 +155,17 @@ class RlAudit:
         is_exported = is_train and any(iteration in export.iterations for export in exports)
         audit = IterationAudit(self._auditor, self._asked, line, number)
         found = audit.run(with_digests=is_exported)
+        values = found.values
         if is_exported:
             for export in exports:
-                export.audit(
+                exported = export.audit(
                     iteration,
                     plan=self._plan,
                     transcripts=found.transcripts,
                     trained=found.trained,
                     fates=found.fates,
                 )
+                values |= exported.values if exported is not None else {}
         elif is_train and self._plan is not None and self._plan.exports(iteration):
             what = f"iteration {iteration} is in no token export"
             self._auditor.find(Kind.MISSING, what, file=self._files.iterations, line=number)
@@ -174,7 +176,7 @@ class RlAudit:
             self._auditor.notes.append(
                 f"iteration {iteration} of {line.split} was left with an error: {line.error}"
             )
-        return found.values
+        return values
 
     def _compare_weights(self, line: IterationLine, number: int) -> None:
         """An iteration begins with the weights that the one before has ended with."""

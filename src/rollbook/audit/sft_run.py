@@ -149,14 +149,14 @@ class SftAudit:
         for manifest in manifests_of(self._files.root, self._info):
             export = ExportAudit(self._auditor, manifest, self._info.id)
             for step in sorted(export.iterations):
-                found = export.audit(step, plan=None, transcripts=None, trained=None, fates=None)
+                exported = export.audit(step, plan=None, transcripts=None, trained=None, fates=None)
                 before = tokens.get(step - 1, 0 if step == 1 else None)
-                if found is None or before is None or step not in tokens or found.fraction < 1:
+                if exported is None or before is None or step not in tokens or exported.step.fraction < 1:
                     continue
-                agrees = found.tokens == tokens[step] - before
-                self._auditor.check("steps whose tokens are in the export", agrees)
-                if not agrees:
-                    what = f"step {step} has {found.tokens} tokens here, and trained {tokens[step] - before}"
+                found, trained = exported.step.tokens, tokens[step] - before
+                self._auditor.check("steps whose tokens are in the export", found == trained)
+                if found != trained:
+                    what = f"step {step} has {found} tokens here, and trained {trained}"
                     self._auditor.find(Kind.DIFFERS, what, file=manifest)
             export.find_rest(self._done + 1)
 

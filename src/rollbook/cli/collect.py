@@ -32,7 +32,7 @@ agent_name, agents, input_jsonl_fpath (without it, the environment makes its own
 limit, num_repeats, num_repeats_add_seed, seed, responses_create_params.KEY (temperature and the like).
 
 How fast: num_samples_in_parallel (128), adaptive, requests_per_minute, tokens_per_minute, workers, engine \
-(local or ray), ray_address. When to stop: stop_after, drain_for (10m), rollout_timeout_s, \
+(local or ray), ray_address. When to stop: stop_after, drain_for (10m), rollout_timeout_s, call_timeout_s, \
 max_failure_rate (0.5) of at least min_samples (100).
 
 Attempts for each kind of failure: retry.connect, transport, timeout, rate_limit, server_error, \

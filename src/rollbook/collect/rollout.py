@@ -68,7 +68,11 @@ class Rollouts:
 def rollouts_here(settings: CollectSettings) -> Rollouts:
     agent = settings.agent
     built = build_agent(
-        agent.env, agent.policy, max_turns=agent.max_turns, timeout_s=settings.rollout_timeout_s
+        agent.env,
+        agent.policy,
+        max_turns=agent.max_turns,
+        timeout_s=settings.rollout_timeout_s,
+        call_timeout_s=settings.call_timeout_s,
     )
     return Rollouts(built, settings.responses_create_params, add_seed=settings.num_repeats_add_seed)
 

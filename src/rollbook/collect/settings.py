@@ -30,6 +30,7 @@ _SAMPLING = {"temperature", "top_p", "top_k", "min_p", "max_output_tokens", "sto
 _SAMPLING |= {"presence_penalty", "frequency_penalty", "repetition_penalty", "top_logprobs", "tool_choice"}
 _OTHER_NAMES = dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens"), "max_output_tokens")
 _DURATIONS = ("stop_after", "drain_for")
+_TIMEOUTS = ("rollout_timeout_s", "call_timeout_s")
 _OTHER_FORMATS = {".parquet", ".arrow", ".feather", ".csv", ".tsv", ".gz", ".zst", ".bz2", ".xz", ".zip"}
 _SIMILAR = 0.85  # of 1: `temprature` is, `min_tokens` beside `max_tokens` is not
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -78,6 +79,7 @@ class CollectSettings(msgspec.Struct, kw_only=True):
     stop_after: str | None = None  # 3h50m
     drain_for: str | None = "10m"  # how long what is in flight may take once nothing new is started
     rollout_timeout_s: float | None = None  # for one attempt at a rollout, whatever it waits for
+    call_timeout_s: float | None = None  # for each call of an environment or the policy
     prices: Prices | None = None
 
     def __post_init__(self) -> None:
@@ -86,7 +88,7 @@ class CollectSettings(msgspec.Struct, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
-        for name in ("requests_per_minute", "tokens_per_minute", "rollout_timeout_s"):
+        for name in ("requests_per_minute", "tokens_per_minute", *_TIMEOUTS):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be more than 0, not {value}; leave it out for no limit")

@@ -48,14 +48,24 @@ def build_agent(
     *,
     max_turns: int = 64,
     timeout_s: float | None = None,
+    call_timeout_s: float | None = None,
 ) -> Agent:
-    """The agent of a config. `timeout_s` limits an episode."""
+    """The agent of a config. `timeout_s` limits an episode, `call_timeout_s` each call of an environment or
+    the policy."""
     if max_turns < 1:
         raise UsageError(f"max_turns is {max_turns}; it must be at least 1")
     refuse_secrets(env, "env")
     if isinstance(policy, Mapping):
         refuse_secrets(policy, "policy")
-    return _kind(env).build(env, policy, max_turns=max_turns, timeout_s=timeout_s)
+    kind = _kind(env)
+    if call_timeout_s is None:
+        return kind.build(env, policy, max_turns=max_turns, timeout_s=timeout_s)
+    if kind is not _PLAYED:
+        raise UsageError(
+            f"env {environment_name(env)!r} plays its episodes itself, so its calls cannot be limited by "
+            "call_timeout_s; leave it out, rollout_timeout_s limits a whole rollout"
+        )
+    return _PLAYED.build(env, policy, max_turns=max_turns, timeout_s=timeout_s, call_timeout_s=call_timeout_s)
 
 
 def make_tasks(env: Mapping[str, Any], count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
@@ -80,14 +90,21 @@ class EnvironmentAgent:
         *,
         max_turns: int = 64,
         timeout_s: float | None = None,
+        call_timeout_s: float | None = None,
     ) -> None:
-        self._source, self._policy, self._max_turns, self._timeout_s = source, policy, max_turns, timeout_s
+        self._source, self._policy, self._max_turns = source, policy, max_turns
+        self._timeout_s, self._call_timeout_s = timeout_s, call_timeout_s
 
     async def run(self, task: Task) -> Episode:
         environment = await call(self._source.make)
         task = self._source.with_system(task)
         return await play(
-            environment, self._policy, task, max_turns=self._max_turns, timeout_s=self._timeout_s
+            environment,
+            self._policy,
+            task,
+            max_turns=self._max_turns,
+            timeout_s=self._timeout_s,
+            call_timeout_s=self._call_timeout_s,
         )
 
     async def close(self) -> None:
@@ -107,6 +124,7 @@ class _Played:
         *,
         max_turns: int,
         timeout_s: float | None,
+        call_timeout_s: float | None = None,
     ) -> Agent:
         source = EnvironmentSource(env)
         if policy is None:
@@ -115,7 +133,9 @@ class _Played:
                 "write policy: {kind: openai, base_url: ..., model: ...}"
             )
         built = build_policy(policy)
-        return EnvironmentAgent(source.open(), built, max_turns=max_turns, timeout_s=timeout_s)
+        return EnvironmentAgent(
+            source.open(), built, max_turns=max_turns, timeout_s=timeout_s, call_timeout_s=call_timeout_s
+        )
 
     def tasks(self, env: Mapping[str, Any], count: int, seed: int) -> Iterator[dict[str, Any]]:
         return EnvironmentSource(env).tasks(count, seed)

@@ -27,6 +27,10 @@ class Group(NamedTuple):
     episodes: list[Episode | None]  # by traj_idx
 
 
+# A group has one of these. A group of which no rollout was left to compare is truncated if one was cut off.
+VERDICTS = (Fate.TRAINED, Fate.SURPLUS, Fate.CONSTANT, Fate.LONE, Fate.TRUNCATED, Fate.FAILED)
+
+
 class Selection(NamedTuple):
     """What an iteration trains on, in order, and the fate of every rollout."""
 
@@ -36,9 +40,14 @@ class Selection(NamedTuple):
     def count(self, fate: Fate) -> int:
         return sum(rollout.fate is fate for rollout in self.fates)
 
-    def groups(self, fate: Fate) -> int:
-        """How many groups have a rollout of this fate."""
-        return len({rollout.group_idx for rollout in self.fates if rollout.fate is fate})
+    @property
+    def verdicts(self) -> dict[int, Fate]:
+        """What became of each group: the first of `VERDICTS` that a rollout of it has."""
+        found: dict[int, Fate] = {}
+        for rollout in self.fates:
+            before = found.get(rollout.group_idx, rollout.fate)
+            found[rollout.group_idx] = min(before, rollout.fate, key=VERDICTS.index)
+        return found
 
 
 def select(

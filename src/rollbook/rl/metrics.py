@@ -6,12 +6,14 @@ Every key, its formula and the rollouts or tokens that it is about are in docs/m
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rollbook.records.iterations import Fate
-from rollbook.rl.groups import Group, Selection, cuts_of, duplicates
+from rollbook.rl.groups import VERDICTS, Group, Selection, cuts_of, duplicates
 from rollbook.train.engine import StepOutput
+from rollbook.train.metrics import joined
 
 # What the engine measures about agreement and entropy keeps its name; facts of the loss get a prefix.
 _OF_AGREEMENT = ("entropy", "kl_sample_train_", "logprob_diff")
@@ -51,13 +53,10 @@ def of_sampling(groups: Sequence[Group], selection: Selection, max_tokens: int) 
     episodes = [episode for group in groups for episode in group.episodes if episode is not None]
     sampled = sum(len(turn.token_ids or ()) for episode in episodes for turn in episode.turns)
     cuts, copies = [cuts_of(episode, max_tokens) for episode in episodes], duplicates(groups)
-    truncated = sum(map(any, cuts))
+    truncated, verdicts = sum(map(any, cuts)), Counter(selection.verdicts.values())
     values: dict[str, float] = {
         "groups/drawn": len(groups),
-        "groups/trained": selection.groups(Fate.TRAINED),
-        "groups/constant": selection.groups(Fate.CONSTANT),
-        "groups/lone": selection.groups(Fate.LONE),
-        "groups/surplus": selection.groups(Fate.SURPLUS),
+        **{f"groups/{verdict}": verdicts[verdict] for verdict in VERDICTS},
         "rollouts/trained": selection.count(Fate.TRAINED),
         "truncated/count": truncated,
         "duplicates/share": copies.share,
@@ -73,13 +72,22 @@ def of_sampling(groups: Sequence[Group], selection: Selection, max_tokens: int) 
 
 
 def of_training(steps: Sequence[StepOutput], learning_rate: float) -> dict[str, float]:
-    """The facts of the first optimiser step, where the weights are still those that sampled; norms of all."""
+    """How far trainer and sampler agree, of the tokens of the first optimiser step, where the weights are
+    still those that sampled; what the loss did with the tokens of all steps; norms of all steps."""
     values: dict[str, float] = {"optim/lr": learning_rate, "optim/steps": len(steps)}
     if not steps:
         return values
-    for name, value in steps[0].means.items():
+    first, all_steps = steps[0].means, joined([step.sums for step in steps]).means()
+    for name in all_steps:
+        value = first[name] if _is_agreement(name) else all_steps[name]
         values[name if name.startswith(_OF_AGREEMENT) else f"loss/{name}"] = value
     values["optim/loss"] = sum(step.loss for step in steps) / len(steps)
     values["optim/grad_norm"] = max(step.grad_norm for step in steps)
     values["optim/applied"] = sum(step.applied for step in steps) / len(steps)
     return values
+
+
+def _is_agreement(name: str) -> bool:
+    """Whether it says how far the weights that sampled are from the trainer's: the sample size that is left
+    of it, too."""
+    return name == "ess" or name.startswith(_OF_AGREEMENT)

@@ -22,7 +22,7 @@ from rollbook.records.run_info import read_run_info
 from rollbook.records.token_files import RunIdentity, export_files
 from rollbook.rl.console import Console
 from rollbook.rl.limits import Limits
-from rollbook.rl.player import Player
+from rollbook.rl.player import Player, open_player
 from rollbook.rl.room import decide_room, refuse_too_many_slots
 from rollbook.rl.schedule import Schedule
 from rollbook.rl.settings import RlSettings, SamplerSettings, differences
@@ -335,7 +335,7 @@ def open_sampler(
     settings: RlSettings, trainer: Trainer, pools: Sequence[TaskPool], log: Log
 ) -> Iterator[tuple[RlSettings, LocalPolicy, Player]]:
     """Who acts and who plays, with the settings in which their room is decided."""
-    with Player(settings.retry, settings.episode_timeout_s) as player, ExitStack() as opened:
+    with open_player(settings) as player, ExitStack() as opened:
         sources = {id(pool.source): pool.source for pool in pools}
         opened.callback(player.close_all, list(sources.values()))
         settings = decide_room(settings, trainer, pools, player, log)

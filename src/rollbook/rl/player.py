@@ -1,8 +1,9 @@
-"""Plays the groups of an iteration or an evaluation, all at once, and records each rollout when it ends.
+"""Plays the groups of an iteration or an evaluation, many at once, and records each rollout when it ends.
 
-The event loop lives in a thread of its own, so that the story of a run is plain calls. What comes out does
-not depend on the order in which rollouts end: every seed follows from the run's seed, the iteration, the
-task and the sample.
+Rollouts begin one after the other while there is room, so an evaluation of many tasks takes no more memory
+than one of a few. The event loop lives in a thread of its own, so that the story of a run is plain calls.
+What comes out does not depend on the order in which rollouts end: every seed follows from the run's seed, the
+iteration, the task and the sample.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import aclosing
 from functools import partial
 from typing import Any, NamedTuple, Protocol, Self
 
 from rollbook.errors import RollbookError
+from rollbook.records import logtree
 from rollbook.records.identity import derive_seed
-from rollbook.records.rollouts import Trajectory
 from rollbook.rl.groups import Group
+from rollbook.rl.open_groups import GroupPlan, GroupRecorder, OpenGroups, Recorder
 from rollbook.rl.pulse import Blocked, Pulse
+from rollbook.rl.settings import RlSettings
 from rollbook.rollouts.episode import play
 from rollbook.rollouts.retry import RetrySettings
 from rollbook.rollouts.runner import Done, GivenUp, Retry, run_all
@@ -38,6 +40,7 @@ from rollbook.rollouts.types import (
     Task,
 )
 
+LEAST_AT_ONCE, _TIMES_SLOTS = 64, 4  # rollouts that are played at the same time
 _PATIENCE_S = 5.0  # with an event loop that is blocked
 _OPENING_S = 60.0  # for an environment to show what it opens with
 _CLEAN_UP_S = 60.0  # for environments to close
@@ -49,18 +52,6 @@ class BlockedError(RollbookError):
 
 class AbandonedError(Exception):
     """Rollouts were given up before they were done, because somebody wants the job to end."""
-
-
-class GroupPlan(NamedTuple):
-    """One task, to be played `size` times."""
-
-    group_idx: int
-    task: Task
-    size: int
-    seed: int  # the seeds of all its rollouts follow from it
-    make: Callable[[], EnvironmentProtocol]
-    max_turns: int
-    tags: tuple[str, ...]
 
 
 class Rollout(NamedTuple):
@@ -94,50 +85,49 @@ class Stall(NamedTuple):
         return text
 
 
-class GroupRecorder(Protocol):
-    """Where the rollouts of a group go; `runs.rollout_log.GroupLog` is one."""
-
-    def add(self, trajectory: Trajectory, traj_idx: int | None = None) -> object: ...
-
-    def fail(
-        self, error: BaseException | str, traj_idx: int | None = None, partial: Trajectory | None = None
-    ) -> object: ...
-
-
-class Recorder(Protocol):
-    """Where the rollouts of an iteration go; `runs.rollout_log.RolloutLog` is one."""
-
-    def group(
-        self,
-        group_idx: int | None = None,
-        *,
-        task_id: str | None = None,
-        tags: Sequence[str] = (),
-        sampling_client_step: int | None = None,
-        size: int | None = None,
-    ) -> AbstractContextManager[GroupRecorder]: ...
-
-
 class Played(NamedTuple):
-    """The rollouts of every group, and how many attempts ran out of time or were made again."""
+    """How the rollouts of an iteration or an evaluation went."""
 
-    groups: list[Group]
-    timeouts: int
-    retries: int
-    errors: list[str]  # of the rollouts that failed, in the order of the groups
+    groups: list[Group]  # with their episodes; none where nobody trains on them
+    rollouts: int
+    timeouts: int  # attempts that ran out of time
+    retries: int  # attempts that were made again
+    errors: dict[str, int]  # how many rollouts failed with each, in the order of the groups
+
+    @property
+    def failed(self) -> int:
+        return sum(self.errors.values())
 
     @property
     def all_failed(self) -> bool:
-        return all(episode is None for group in self.groups for episode in group.episodes)
+        return 0 < self.failed == self.rollouts
 
     @property
     def why_failed(self) -> str:
         """How many failed, and what most of them failed with."""
-        ((error, count),) = Counter(self.errors).most_common(1)
-        total = sum(len(group.episodes) for group in self.groups)
-        failed = len(self.errors)
-        which = "" if count == failed else f"{count} times " if count > 1 else "the first one "
-        return f"{failed} of {total} rollouts failed: {which}{error}"
+        error, count = max(self.errors.items(), key=lambda item: item[1])
+        which = "" if count == self.failed else f"{count} times " if count > 1 else "the first one "
+        return f"{self.failed} of {self.rollouts} rollouts failed: {which}{error}"
+
+
+class _Tally:
+    """What a Played is made of, while rollouts end in any order."""
+
+    def __init__(self) -> None:
+        self.done = self.timeouts = self.retries = 0
+        self.episodes: dict[int, list[Episode | None]] = {}  # by group, where they are kept
+        self._errors: dict[str, tuple[tuple[int, int], int]] = {}  # the first place of each, and how many
+
+    def note_failure(self, rollout: Rollout, failure: RolloutFailure) -> None:
+        text, place = f"{failure.kind}: {failure}", (rollout.plan.group_idx, rollout.traj_idx)
+        first, count = self._errors.get(text, (place, 0))
+        self._errors[text] = min(first, place), count + 1
+
+    def played(self) -> Played:
+        groups = [Group(group_idx, episodes) for group_idx, episodes in self.episodes.items()]
+        errors = sorted((place, text, count) for text, (place, count) in self._errors.items())
+        by_text = {text: count for _, text, count in errors}
+        return Played(groups, self.done, self.timeouts, self.retries, by_text)
 
 
 class _Nobody:
@@ -155,9 +145,17 @@ class Closes(Protocol):
 
 
 class Player:
-    def __init__(self, retry: RetrySettings, episode_timeout_s: float | None = None) -> None:
-        self._retry = retry
-        self._timeout_s = episode_timeout_s
+    def __init__(
+        self,
+        retry: RetrySettings,
+        *,
+        at_once: int,
+        episode_timeout_s: float | None = None,
+        call_timeout_s: float | None = None,
+    ) -> None:
+        """`at_once` is how many rollouts are played at the same time."""
+        self._retry, self._at_once = retry, at_once
+        self._timeout_s, self._call_timeout_s = episode_timeout_s, call_timeout_s
         self._running: dict[str, float] = {}  # name of a rollout: when it began
         self._last_event = 0.0
         self._loop = asyncio.new_event_loop()
@@ -207,26 +205,31 @@ class Player:
 
     def groups(
         self,
-        plans: Sequence[GroupPlan],
+        plans: Iterable[GroupPlan],
         policy: Policy,
         log: Recorder,
         *,
         version: int,
+        rollouts: int,
         stall_after_s: float,
+        keep_episodes: bool = True,
         on_stall: Callable[[Stall], None] = lambda _: None,
         progress: Callable[[int, int], None] = lambda _done, _expected: None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> Played:
-        """Play every rollout of every group. Those that failed have no episode.
+        """Play every rollout of every group, `rollouts` in all. Those that failed have no episode.
 
         Once `is_over` says so, what is still being played is given up with an AbandonedError.
         """
         self._last_event = time.monotonic()
         ended = threading.Event()
 
+        def show(done: int) -> None:
+            progress(done, rollouts)
+
         async def play_all() -> Played:
             try:
-                return await self._play_all(plans, policy, log, version, progress)
+                return await self._play_all(plans, policy, log, version, keep_episodes, show)
             finally:
                 ended.set()
 
@@ -249,56 +252,56 @@ class Player:
 
     async def _play_all(
         self,
-        plans: Sequence[GroupPlan],
+        plans: Iterable[GroupPlan],
         policy: Policy,
         log: Recorder,
         version: int,
-        progress: Callable[[int, int], None],
+        keep_episodes: bool,
+        show: Callable[[int], None],
     ) -> Played:
-        episodes: dict[int, list[Episode | None]] = {plan.group_idx: [None] * plan.size for plan in plans}
-        errors: dict[tuple[int, int], str] = {}
-        rollouts = [Rollout(plan, number) for plan in plans for number in range(plan.size)]
-        with ExitStack() as opened:
-            logs = {
-                plan.group_idx: opened.enter_context(
-                    log.group(
-                        plan.group_idx,
-                        task_id=plan.task.id,
-                        tags=plan.tags,
-                        sampling_client_step=version,
-                        size=plan.size,
-                    )
-                )
-                for plan in plans
-            }
-            done = timeouts = retries = 0
-            events = run_all(
-                iter(rollouts),
-                partial(self._play, policy),
-                concurrency=len(rollouts),
+        tally = _Tally()
+        with OpenGroups(log, version) as opened:
+
+            def rollouts() -> Iterator[Rollout]:
+                for plan in plans:
+                    opened.begin(plan)
+                    if keep_episodes:
+                        tally.episodes[plan.group_idx] = [None] * plan.size
+                    yield from (Rollout(plan, number) for number in range(plan.size))
+
+            running = run_all(
+                rollouts(),
+                partial(self._play, policy, opened),
+                concurrency=self._at_once,
                 retry=self._retry,
                 timeout_s=None,
             )
-            async for event in events:
-                self._last_event = time.monotonic()
-                if not isinstance(event, Done):
-                    timeouts += event.failure.kind is FailureKind.TIMEOUT
-                if isinstance(event, Retry):
-                    retries += 1
-                    event.item = event.item._replace(attempt=event.item.attempt + 1)  # other seeds
-                    continue
-                rollout = event.item
-                self._running.pop(rollout.name, None)
-                if isinstance(event, Done):
-                    episodes[rollout.plan.group_idx][rollout.traj_idx] = event.result
-                else:
-                    place = rollout.plan.group_idx, rollout.traj_idx
-                    errors[place] = f"{event.failure.kind}: {event.failure}"
-                self._record(logs[rollout.plan.group_idx], event)
-                done += 1
-                progress(done, len(rollouts))
-        groups = [Group(plan.group_idx, episodes[plan.group_idx]) for plan in plans]
-        return Played(groups, timeouts, retries, [errors[place] for place in sorted(errors)])
+            async with aclosing(running) as events:
+                async for event in events:
+                    self._last_event = time.monotonic()
+                    if not isinstance(event, Done):
+                        tally.timeouts += event.failure.kind is FailureKind.TIMEOUT
+                    if isinstance(event, Retry):
+                        tally.retries += 1
+                        event.item = event.item._replace(attempt=event.item.attempt + 1)  # other seeds
+                        continue
+                    self._end(event, opened, tally)
+                    show(tally.done)
+        return tally.played()
+
+    def _end(
+        self, event: Done[Rollout, Episode] | GivenUp[Rollout], opened: OpenGroups, tally: _Tally
+    ) -> None:
+        rollout = event.item
+        group_idx = rollout.plan.group_idx
+        self._running.pop(rollout.name, None)
+        if not isinstance(event, Done):
+            tally.note_failure(rollout, event.failure)
+        elif group_idx in tally.episodes:
+            tally.episodes[group_idx][rollout.traj_idx] = event.result
+        self._record(opened.recorder(group_idx), event)
+        opened.end_rollout(group_idx)
+        tally.done += 1
 
     @staticmethod
     def _record(group: GroupRecorder, event: Done[Rollout, Episode] | GivenUp[Rollout]) -> None:
@@ -309,7 +312,7 @@ class Player:
         partial = trajectory_of(failure.episode) if failure.episode is not None else None
         group.fail(f"{failure.kind}: {failure}", event.item.traj_idx, partial)
 
-    async def _play(self, policy: Policy, rollout: Rollout) -> Episode:
+    async def _play(self, policy: Policy, opened: OpenGroups, rollout: Rollout) -> Episode:
         plan = rollout.plan
         seed = derive_seed(plan.seed, rollout.traj_idx, *([rollout.attempt] if rollout.attempt else []))
         task = Task(
@@ -322,21 +325,40 @@ class Player:
             seed=seed,
         )
         self._running[rollout.name] = time.monotonic()
-        return await play(plan.make(), policy, task, max_turns=plan.max_turns, timeout_s=self._timeout_s)
+        with logtree.under(opened.recorder(plan.group_idx).node):
+            return await play(
+                plan.make(),
+                policy,
+                task,
+                max_turns=plan.max_turns,
+                timeout_s=self._timeout_s,
+                call_timeout_s=self._call_timeout_s,
+            )
 
     def _look(self, stall_after_s: float, on_stall: Callable[[Stall], None]) -> None:
         """Report a stall; raise BlockedError where a time-out is due that nothing but this can enforce."""
         now, blocked = time.monotonic(), self._pulse.look()
-        limit = self._timeout_s
-        if blocked is not None and limit is not None and blocked.seconds > limit + _PATIENCE_S:
-            self._is_stuck = True
-            raise BlockedError(
-                f"{blocked.place} has held up all rollouts for {blocked.seconds:.0f} s; episode_timeout_s is "
-                f"{limit:g}. Only what waits with await can be interrupted: make it async, or give it a time "
-                "limit of its own"
-            )
+        limits = {"episode_timeout_s": self._timeout_s, "call_timeout_s": self._call_timeout_s}
+        for name, limit in limits.items():
+            if blocked is not None and limit is not None and blocked.seconds > limit + _PATIENCE_S:
+                self._is_stuck = True
+                raise BlockedError(
+                    f"{blocked.place} has held up all rollouts for {blocked.seconds:.0f} s; {name} is "
+                    f"{limit:g}. Only what waits with await can be interrupted: make it async, or give it a "
+                    "time limit of its own"
+                )
         if now - self._last_event < stall_after_s or not (self._running or blocked):
             return
         self._last_event = now
         running = sorted(self._running.items(), key=lambda item: item[1])
         on_stall(Stall([Waiting(name, now - began) for name, began in running], blocked))
+
+
+def open_player(settings: RlSettings) -> Player:
+    """More rollouts are under way than can be sampled at once: some wait for their environments."""
+    return Player(
+        settings.retry,
+        at_once=max(LEAST_AT_ONCE, _TIMES_SLOTS * (settings.sampler.slots or 1)),
+        episode_timeout_s=settings.episode_timeout_s,
+        call_timeout_s=settings.call_timeout_s,
+    )

@@ -15,11 +15,13 @@ import msgspec
 import numpy as np
 
 from rollbook.policies.chat_format import ChatFormat
+from rollbook.records import logtree
 from rollbook.rl.advantages import is_constant
 from rollbook.rl.groups import Group, cuts_of, select
 from rollbook.rl.limits import Limits
+from rollbook.rl.open_groups import GroupPlan
 from rollbook.rl.opening import Log, Start, Trainer, open_sampler, open_trainer
-from rollbook.rl.player import GroupPlan, Played
+from rollbook.rl.player import Played
 from rollbook.rl.schedule import Schedule
 from rollbook.rl.settings import RlSettings
 from rollbook.rl.steps import plan_steps
@@ -87,6 +89,8 @@ class Preview(msgspec.Struct):
 class _NoLog:
     """Takes rollouts and keeps nothing."""
 
+    node = logtree.NOWHERE
+
     @contextmanager
     def group(self, *_: object, **__: object) -> Iterator[_NoLog]:
         yield self
@@ -107,7 +111,15 @@ def preview(settings: RlSettings, log: Log) -> Preview:
         plans = _plans(settings, pools)
         log(f"sampling {GROUPS} groups of {settings.group_size} ...")
         began = time.perf_counter()
-        played = player.groups(plans, policy, _NoLog(), version=0, stall_after_s=60.0, on_stall=_tell(log))
+        played = player.groups(
+            plans,
+            policy,
+            _NoLog(),
+            version=0,
+            rollouts=GROUPS * settings.group_size,
+            stall_after_s=60.0,
+            on_stall=_tell(log),
+        )
         sample_s = time.perf_counter() - began
         log("training on them with a rate of 0 ...")
         with Peak(processes.device) as peak:
@@ -120,7 +132,7 @@ def preview(settings: RlSettings, log: Log) -> Preview:
             groups=GROUPS,
             mixed=_share_of_mixed(played.groups),
             reward=_mean_reward(played.groups),
-            failed=len(played.errors),
+            failed=played.failed,
             max_length=limits.max_length,
             slots=settings.sampler.slots or 0,
             seconds_sample=sample_s * scale,

@@ -117,6 +117,7 @@ class RlSettings(msgspec.Struct, kw_only=True, frozen=True):
     on_alert: Literal["continue", "stop"] = "continue"
     retry: RetrySettings = msgspec.field(default_factory=RetrySettings)
     episode_timeout_s: Positive | None = None
+    call_timeout_s: Positive | None = None  # for each call of an environment or the policy
     stall_after_s: Positive | None = None  # by default five times the median time of sampling
     trackers: Any = None
     trainer: TrainerSettings = TrainerSettings()  # the token export is here

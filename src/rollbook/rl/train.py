@@ -7,7 +7,7 @@ which `--resume` continues to the same weights and the same files as a run that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple, NoReturn
@@ -19,8 +19,9 @@ from rollbook.records.iterations import IterationRecord
 from rollbook.records.plain import encode
 from rollbook.rl import metrics
 from rollbook.rl.noise import NOISE_FLOOR_EVERY, NOTHING, measure_noise
+from rollbook.rl.open_groups import GroupPlan
 from rollbook.rl.opening import Job, Log, open_export_of, open_job, open_trainer, settle
-from rollbook.rl.player import AbandonedError, GroupPlan, Played, Stall
+from rollbook.rl.player import AbandonedError, Played, Stall
 from rollbook.rl.saving import checkpoint_name, rotate, save
 from rollbook.rl.schedule import Schedule, is_evaluated
 from rollbook.rl.settings import EvalSettings, RlSettings
@@ -69,7 +70,8 @@ def run_iteration(job: Job, i: int, before: str) -> str:
     values = run_evals(job, i, clock)
     with clock("sample"), run.rollouts(i) as log:
         plans = plans_of(settings, job.pools, job.schedule, i)
-        played = play(job, plans, log, version=i, stage=f"iteration {i}")
+        rollouts = len(plans) * settings.group_size
+        played = play(job, plans, rollouts, log, version=i, stage=f"iteration {i}")
         if played.all_failed:
             why = f"iteration {i}: {played.why_failed}. Fix it, then continue with --resume"
             raise FailedRolloutsError(why)
@@ -144,8 +146,9 @@ def run_evals(job: Job, i: int, clock: metrics.Clock) -> dict[str, float]:
             continue
         split = f"eval/{evaluation.name}"
         policy = job.policy.with_sampling(training=False, temperature=evaluation.temperature)
+        plans, rollouts = eval_plans(job, evaluation), len(job.held_out[evaluation.name]) * evaluation.samples
         with clock("eval"), job.run.rollouts(i, split) as log:
-            played = play(job, eval_plans(job, evaluation), log, version=i, stage=split, policy=policy)
+            played = play(job, plans, rollouts, log, version=i, stage=split, policy=policy)
         record = IterationRecord(
             split=split, iteration=i, version=i, timeouts=played.timeouts, retries=played.retries
         )
@@ -158,12 +161,12 @@ def run_evals(job: Job, i: int, clock: metrics.Clock) -> dict[str, float]:
     return values
 
 
-def eval_plans(job: Job, evaluation: EvalSettings) -> list[GroupPlan]:
+def eval_plans(job: Job, evaluation: EvalSettings) -> Iterator[GroupPlan]:
     """Every held-out task, with seeds that are the same in every iteration."""
     pool = job.held_out[evaluation.name]
     environment = pool.settings
-    return [
-        GroupPlan(
+    for number in range(len(pool)):
+        yield GroupPlan(
             number,
             pool.task(number),
             evaluation.samples,
@@ -172,25 +175,27 @@ def eval_plans(job: Job, evaluation: EvalSettings) -> list[GroupPlan]:
             environment.max_turns,
             (environment.label,),
         )
-        for number in range(len(pool))
-    ]
 
 
 def play(
     job: Job,
-    plans: Sequence[GroupPlan],
+    plans: Iterable[GroupPlan],
+    rollouts: int,
     log: RolloutLog,
     *,
     version: int,
     stage: str,
     policy: LocalPolicy | None = None,
 ) -> Played:
-    """Sample the groups with the present weights."""
+    """Sample the groups with the present weights; with a policy of its own, as an evaluation does, nothing is
+    kept to be trained on."""
     return job.player.groups(
         plans,
         policy or job.policy,
         log,
         version=version,
+        rollouts=rollouts,
+        keep_episodes=policy is None,
         stall_after_s=stall_after(job),
         on_stall=lambda stall: report_stall(job, stage, stall),
         progress=lambda done, expected: job.console.progress(stage, done, expected),

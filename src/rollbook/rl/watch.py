@@ -96,7 +96,8 @@ class Watch:
         if (share := now.get("logprob_diff_over_5", 0.0)) > FAR_TOKENS_LIMIT:
             yield Finding(
                 "tokens with very different probabilities",
-                f"on {share:.2%} of the trained tokens the logprobs of sampler and trainer differ by over 5",
+                f"on {share:.2%} of the tokens of the first optimiser step the logprobs of sampler and "
+                "trainer differ by over 5",
             )
 
     def _sampling(self, now: Metrics) -> Iterator[Finding]:
@@ -173,12 +174,24 @@ class Watch:
         if not 0 < now.get("entropy", 1e-9) <= self._most_entropy:
             problems.append(f"entropy {now['entropy']:.3g} is not between 0 and log(vocabulary)")
         if now.get("groups/trained", 1) == 0:
-            problems.append("no group has different rewards, so nothing was trained")
+            problems.append(f"nothing was trained{_untrained(now)}")
         if problems:
             yield Finding("the first step does not look right", "; ".join(problems))
 
     def _values(self, key: str, most: int) -> list[float]:
         return [metrics[key] for metrics in self._seen[-most:] if key in metrics]
+
+
+def _untrained(now: Metrics) -> str:
+    """What became of the groups of an iteration that trained none of them."""
+    whys = {
+        "constant": "have equal rewards",
+        "lone": "have one rollout left",
+        "truncated": "were cut off",
+        "failed": "failed",
+    }
+    found = [f"{now[key]:.0f} {why}" for name, why in whys.items() if now.get(key := f"groups/{name}", 0) > 0]
+    return f": of the groups, {', '.join(found)}" if found else ""
 
 
 def _numbers(line: Mapping[str, Any]) -> Metrics:

@@ -12,6 +12,7 @@ import asyncio
 import inspect
 import logging
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
@@ -217,12 +218,19 @@ async def call(
     returns: type | None = None,
     timeout_s: float | None = None,
 ) -> Any:
-    """Call a method of an environment or a policy, sync or async; what it raises becomes a RolloutFailure."""
+    """Call a method of an environment or a policy, sync or async; what it raises becomes a RolloutFailure.
+
+    Nothing can interrupt what does not wait with `await`, so that is found to have taken too long once it
+    returns.
+    """
+    began = time.monotonic()
     try:
         result = function(*arguments)
         if (returns is None or not isinstance(result, returns)) and inspect.isawaitable(result):
             async with time_limit(timeout_s, lambda: _name(function)):
                 result = await result
+        elif timeout_s is not None and time.monotonic() - began > timeout_s:
+            raise _timeout(_name(function), timeout_s)
     except (RolloutFailure, PolicyGone):
         raise
     except BaseException as error:
@@ -251,8 +259,11 @@ async def time_limit(seconds: float | None, what: Callable[[], str]) -> AsyncIte
         # An error made of the cancellation by somebody's `except` is the time-out, too.
         if not clock.expired() or is_cancellation(error):
             raise
-        why = f"{what()} took longer than {seconds:g} s"
-        raise RolloutFailure(FailureKind.TIMEOUT, why) from None
+        raise _timeout(what(), seconds) from None
+
+
+def _timeout(what: str, seconds: float) -> RolloutFailure:
+    return RolloutFailure(FailureKind.TIMEOUT, f"{what} took longer than {seconds:g} s")
 
 
 def _first_difference(one: list[int], other: list[int]) -> int:

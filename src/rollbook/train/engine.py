@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rollbook.train.batch import COLUMNS, Batch, with_columns
 from rollbook.train.losses import CrossEntropy, Loss, LossInputs, LossOutput
-from rollbook.train.metrics import Tally, token_metrics
+from rollbook.train.metrics import Sums, Tally, token_metrics
 from rollbook.train.model import Model
 from rollbook.train.optimizer import Optimizer
 from rollbook.train.processes import Processes
@@ -36,7 +36,11 @@ class StepOutput(NamedTuple):
     trained_tokens: int
     real_tokens: int  # with prompts, without padding
     allocated_tokens: int  # with padding
-    means: dict[str, float]  # see `metrics.py`
+    sums: Sums  # of what was measured token by token, see `metrics.py`
+
+    @property
+    def means(self) -> dict[str, float]:
+        return self.sums.means()
 
 
 class _Counts(NamedTuple):
@@ -93,7 +97,7 @@ class Engine:
                 self.optimizer.add_gradients(before)
         self.processes.sum_gradients(self.optimizer.weights)
         grad_norm = self.optimizer.clip()
-        loss_sum, means = tally.total(self.processes, counts.trained or math.nan)
+        loss_sum, sums = tally.total(self.processes, counts.trained)
         applied = counts.weight > 0 and math.isfinite(grad_norm) and math.isfinite(loss_sum)
         if applied:
             self.optimizer.step(learning_rate)
@@ -106,7 +110,7 @@ class Engine:
             trained_tokens=int(counts.trained),
             real_tokens=int(counts.real),
             allocated_tokens=int(counts.allocated),
-            means=means,
+            sums=sums,
         )
 
     def _share(

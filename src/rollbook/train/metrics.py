@@ -17,10 +17,11 @@ Any other fact of a loss is given as its mean over tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +31,7 @@ from rollbook.train.processes import Processes
 from rollbook.train.token_math import TokenOutputs
 
 _LEFT_OUT = {"clipped_high": Reason.CLIPPED_HIGH, "clipped_low": Reason.CLIPPED_LOW}
-_SQUARED = "ratio squared"  # only there to make `ess` of
+RATIO_SQUARED = "ratio squared"  # only there to make `ess` of
 
 
 class Kind(Enum):
@@ -74,7 +75,7 @@ def _facts(facts_N: Mapping[str, Tensor]) -> dict[str, Measured]:
         ratio_N = facts_N["ratio"]
         values["ratio_min"] = Measured(Kind.MIN, ratio_N)
         values["ratio_max"] = Measured(Kind.MAX, ratio_N)
-        values[_SQUARED] = Measured(Kind.MEAN, ratio_N.double().square())
+        values[RATIO_SQUARED] = Measured(Kind.MEAN, ratio_N.double().square())
     return values
 
 
@@ -93,6 +94,46 @@ def _mismatch(sampled_N: Tensor, logprob_N: Tensor) -> dict[str, Measured]:
     }
 
 
+class Sums(NamedTuple):
+    """The metrics of so many tokens before they are divided, so that those of several steps can be joined."""
+
+    tokens: float
+    kinds: Mapping[str, Kind]
+    values: Mapping[str, float]  # the sum over tokens, or their smallest or largest value
+
+    def means(self) -> dict[str, float]:
+        """Every metric; NaN where there are no tokens."""
+        tokens = self.tokens or math.nan
+        found = {
+            name: value / tokens if self.kinds[name] is Kind.MEAN else value
+            for name, value in self.values.items()
+        }
+        squared = found.pop(RATIO_SQUARED, None)
+        if squared is not None:
+            found["ess"] = found["ratio"] ** 2 / squared if squared else math.nan
+        return found
+
+
+def joined(steps: Sequence[Sums]) -> Sums:
+    """The tokens of several steps together; one that was trained twice counts twice."""
+    kinds = steps[0].kinds
+    for step in steps:
+        _check_same(kinds, step.kinds)
+    values = {}
+    for name, kind in kinds.items():
+        together = np.array([step.values[name] for step in steps])  # whose extremes keep a NaN
+        values[name] = float(_TOGETHER[kind](together))
+    return Sums(sum(step.tokens for step in steps), kinds, values)
+
+
+_TOGETHER: dict[Kind, Callable[[Any], Any]] = {Kind.MEAN: np.sum, Kind.MIN: np.min, Kind.MAX: np.max}
+
+
+def _check_same(before: Mapping[str, Kind], now: Mapping[str, Kind]) -> None:
+    if before != now:
+        raise ValueError(f"a loss must report the same facts for every batch, not {[*before]} and {[*now]}")
+
+
 class Tally:
     """Adds up the metrics of a step over its micro-batches, then over all processes."""
 
@@ -103,10 +144,8 @@ class Tally:
 
     def add(self, loss_sum: Tensor, metrics: Mapping[str, Measured]) -> None:
         kinds = {name: measured.kind for name, measured in metrics.items()}
-        if self._sums is not None and kinds != self._kinds:
-            raise ValueError(
-                f"a loss must report the same facts for every batch, not {[*self._kinds]} and {[*kinds]}"
-            )
+        if self._sums is not None:
+            _check_same(self._kinds, kinds)
         means = [
             measured.value_N.double().sum() for measured in metrics.values() if measured.kind is Kind.MEAN
         ]
@@ -125,23 +164,20 @@ class Tally:
         if extremes is not None:
             self._extremes = extremes if self._extremes is None else torch.maximum(self._extremes, extremes)
 
-    def total(self, processes: Processes, tokens: float) -> tuple[float, dict[str, float]]:
-        """The sum of the loss, and every metric, over all processes. All of them call it, with the same
-        names."""
+    def total(self, processes: Processes, tokens: float) -> tuple[float, Sums]:
+        """The sum of the loss, and those of every metric, over all processes. All of them call it, with the
+        same names."""
         if self._sums is None:
             raise ValueError("nothing was added")
-        loss, *means = processes.sum_all(self._sums).tolist()
+        loss, *sums = processes.sum_all(self._sums).tolist()
         extremes = [] if self._extremes is None else processes.largest(self._extremes).tolist()
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for name, kind in self._kinds.items():
             if kind is Kind.MEAN:
-                found[name] = means.pop(0) / tokens
+                values[name] = sums.pop(0)
             else:
-                found[name] = extremes.pop(0) * (-1 if kind is Kind.MIN else 1)
-        squared = found.pop(_SQUARED, None)
-        if squared is not None:
-            found["ess"] = found["ratio"] ** 2 / squared if squared else math.nan
-        return loss, found
+                values[name] = extremes.pop(0) * (-1 if kind is Kind.MIN else 1)
+        return loss, Sums(tokens, self._kinds, values)
 
 
 def _largest(measured: Measured) -> Tensor:

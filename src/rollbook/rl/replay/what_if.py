@@ -30,9 +30,9 @@ from rollbook.rl.replay.replayer import keep_weights, open_weights, vocabulary_o
 from rollbook.rl.settings import RlSettings, load_settings
 from rollbook.rl.steps import assemble, rate_of, take_steps
 from rollbook.runs.settings import merge, parse_words
-from rollbook.train.engine import StepOutput
 from rollbook.train.export import NoTokenExport
 from rollbook.train.losses import Loss
+from rollbook.train.metrics import joined
 
 # What is decided after the rollouts are there. Everything else has made them.
 CHANGEABLE = (
@@ -138,30 +138,23 @@ def _side(
     assembled = assemble(trainer, settings, groups, i, processes=processes, only=run.only)
     steps = take_steps(trainer, settings, assembled.plan, NoTokenExport())
     moved = _norm([weight.detach() - old for weight, old in zip(weights, before, strict=True)])
-    kept = _mean(steps, "kept")
+    tokens = sum(step.trained_tokens for step in steps)
+    facts = joined([step.sums for step in steps]).means() if tokens else {}
     return Side(
         learning_rate=rate_of(settings, i),
         rollouts=assembled.selection.count(Fate.TRAINED),
         optim_steps=len(steps),
-        trained_tokens=sum(step.trained_tokens for step in steps),
+        trained_tokens=tokens,
         loss=sum(step.loss for step in steps) / len(steps) if steps else None,
         grad_norm=max((step.grad_norm for step in steps), default=None),
         applied=sum(step.applied for step in steps),
-        masked=None if kept is None else 1.0 - kept,
-        masked_high=_mean(steps, "clipped_high"),
-        masked_low=_mean(steps, "clipped_low"),
-        ratio=_mean(steps, "ratio"),
+        masked=1.0 - facts["kept"] if "kept" in facts else None,
+        masked_high=facts.get("clipped_high"),
+        masked_low=facts.get("clipped_low"),
+        ratio=facts.get("ratio"),
         weight_change=moved,
         weight_change_share=moved / (_norm(before) or 1.0),
     )
-
-
-def _mean(steps: Sequence[StepOutput], name: str) -> float | None:
-    """The mean of a fact of the loss over the tokens of all steps."""
-    tokens = sum(step.trained_tokens for step in steps)
-    if not tokens or any(name not in step.means for step in steps):
-        return None
-    return sum(step.means[name] * step.trained_tokens for step in steps) / tokens
 
 
 def _norm(tensors: Sequence[torch.Tensor]) -> float:

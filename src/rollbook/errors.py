@@ -49,5 +49,13 @@ class LockedError(RollbookError):
     """Another writer holds the file."""
 
 
+class OtherProcessError(RollbookError):
+    """Another process of the same job has failed. It says why, so this one ends without a message."""
+
+    def __init__(self, rank: int, exit_code: int) -> None:
+        super().__init__(f"process {rank} of this job failed; its own message says why")
+        self.exit_code = exit_code
+
+
 class WriteError(RollbookError):
     """The operating system refused a write; everything acknowledged before it is safe."""

@@ -20,7 +20,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from rollbook.errors import RollbookError, UsageError
+from rollbook.errors import OtherProcessError, RollbookError, UsageError
 from rollbook.records.printable import printable
 from rollbook.runs.children import python_command
 from rollbook.runs.jobs.job import Job
@@ -92,6 +92,8 @@ def run_child(
         if processes > 1 and "RANK" not in os.environ:
             _become_torchrun(module, processes)
         train(started, log_line)
+    except OtherProcessError as error:
+        sys.exit(error.exit_code)
     except RollbookError as error:
         print(printable(f"rollbook: {error}"), file=sys.stderr, flush=True)
         sys.exit(error.exit_code)

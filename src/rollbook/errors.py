@@ -50,11 +50,15 @@ class LockedError(RollbookError):
 
 
 class OtherProcessError(RollbookError):
-    """Another process of the same job has failed. It says why, so this one ends without a message."""
+    """Another process of the same job has failed. It says why, and this one ends without a word.
 
-    def __init__(self, rank: int, exit_code: int) -> None:
+    It ends with 0: a launcher that sees this one fail would end the other before it has said anything.
+    """
+
+    exit_code = 0
+
+    def __init__(self, rank: int) -> None:
         super().__init__(f"process {rank} of this job failed; its own message says why")
-        self.exit_code = exit_code
 
 
 class WriteError(RollbookError):

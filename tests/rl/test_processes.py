@@ -19,6 +19,14 @@ from rollbook.rl.settings import RlSettings
 from rollbook.rl.train import train
 
 QUIET: Any = lambda _: None  # noqa: E731
+BROKEN = """\
+from rollbook.envs import single_turn
+
+
+@single_turn
+def broken(task, answer):
+    raise ValueError("no grade")
+"""
 LORA = {"model": {"dtype": "bfloat16", "lora": {"rank": 2}}}
 
 
@@ -63,7 +71,7 @@ def test_only_the_first_process_reads_weights_also_on_a_resume(
     assert digests(tmp_path / "halved") == digests(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("why", ["no weights", "no tasks"])
+@pytest.mark.parametrize("why", ["no weights", "no tasks", "no reward"])
 def test_what_the_first_process_cannot_open_ends_both_with_one_message(
     setup: Path, tmp_path: Path, why: str
 ) -> None:
@@ -73,10 +81,16 @@ def test_what_the_first_process_cannot_open_ends_both_with_one_message(
             {"name": "dataset", "tasks": str(tmp_path / "none.jsonl"), "grader": "contains"}
         ]
         changes["evals"] = []
+    if why == "no reward":
+        (tmp_path / "broken.py").write_text(BROKEN)
+        changes["environments"] = [
+            {"name": f"{tmp_path}/broken.py:broken", "tasks": str(setup / "tasks.jsonl")}
+        ]
+        changes["evals"] = []
     settings = settings_of(setup, tmp_path / "run", **changes)
     codes, outputs = two(settings, without_weights=0 if why == "no weights" else 1)
-    assert codes == [2, 2], outputs
-    assert outputs[0].startswith("rollbook: ") and len(outputs[0].splitlines()) == 1
+    assert codes == [1 if why == "no reward" else 2, 0], outputs
+    assert outputs[0].count("rollbook: ") == 1 and "Traceback" not in outputs[0]
     assert outputs[1] == ""
 
 
@@ -94,5 +108,5 @@ def test_another_number_of_processes_is_refused(setup: Path, tmp_path: Path, bef
             train(other, resume=True, log=QUIET)
     else:
         codes, outputs = two(other, "--resume")
-        assert codes == [2, 2] and named in outputs[0] and outputs[1] == ""
+        assert codes == [2, 0] and named in outputs[0] and outputs[1] == ""
     assert len(digests(tmp_path / "run")) == 1

@@ -133,7 +133,7 @@ def test_weights_that_cannot_be_read_end_both_with_one_message(tmp_path: Path, w
         codes, outputs = ended(start_two(tmp_path / "two", **given))
     else:  # which shows that nobody could read a file of weights in the tests above
         codes, outputs = ended(start_two(tmp_path / "two", without_weights=0, **given))
-    assert codes == [2, 2]
+    assert codes == [2, 0]
     assert outputs[0].startswith(f"rollbook: model: {base}: ") and len(outputs[0].splitlines()) == 1
     assert outputs[1] == ""
 
@@ -182,9 +182,19 @@ def test_other_rows_per_step_are_refused_with_the_setting_that_keeps_them(tmp_pa
     codes, outputs = ended(
         start_two(tmp_path, "--resume", data__eval=[], training__per_device_train_batch_size=1)
     )
-    assert codes == [2, 2] and outputs[1] == ""
+    assert codes == [2, 0] and outputs[1] == ""
     assert "processes: 1 -> 2 changed since it was saved. Undo the change (with training." in outputs[0]
     assert "gradient_accumulation_steps: 2 a step has 4 rows, as it had)" in outputs[0]
+
+
+def test_the_launcher_adds_nothing_to_that_message(tmp_path: Path) -> None:
+    """`rollbook sft` starts the processes by torchrun, whose last word would be a traceback of its own."""
+    settings = settings_for(tmp_path, 2, model__config=None, model__path=str(tmp_path), processes=2)
+    command = [sys.executable, "-m", "rollbook.sft.main", "--artifacts", str(tmp_path / "artifacts")]
+    found = subprocess.run(command, capture_output=True, text=True, env=os.environ | settings)
+    assert found.returncode == 2 and found.stdout == ""
+    assert found.stderr.startswith(f"rollbook: model: {tmp_path} has no weights")
+    assert len(found.stderr.splitlines()) == 1
 
 
 def test_a_signal_to_one_process_stops_all_of_them_after_the_same_step(tmp_path: Path) -> None:

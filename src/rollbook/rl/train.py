@@ -276,6 +276,9 @@ def run_iterations(job: Job) -> None:
             weights = run_iteration(job, i, weights)
         except AbandonedError:
             stop_within(job, i, beginning)
+        except FailedRolloutsError:
+            dismiss(job)
+            raise
         if save_if_due(job, i) and i + 1 < settings.iterations:
             dismiss(job)
             error = AlertError if job.stop.by_job else Stopped

@@ -119,6 +119,7 @@ def _become_torchrun(module: str, processes: int) -> None:
     own = ["--standalone", f"--nproc-per-node={processes}", "-m", module, *sys.argv[1:]]
     environment = os.environ | {
         "PYTHONSAFEPATH": "1",  # its children have no -P
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),  # as it would set it, with a warning
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(GRACE_S)),  # it would kill them after 30 s
     }
     command = python_command("rollbook.runs.torchrun", *own)

@@ -112,16 +112,13 @@ class Processes:
             yield
         except Exception as caught:
             error = caught
-        codes = torch.zeros(self.count, dtype=torch.float64, device=self.device)
+        has_failed = torch.zeros(self.count, dtype=torch.float64, device=self.device)
+        has_failed[self.rank] = float(error is not None)
+        failed = self.sum_all(has_failed).nonzero().flatten().tolist()
+        if failed and (error is None or failed[0] != self.rank):
+            raise OtherProcessError(failed[0])
         if error is not None:
-            codes[self.rank] = getattr(error, "exit_code", 1)
-        failed = {rank: int(code) for rank, code in enumerate(self.sum_all(codes).tolist()) if code}
-        if not failed:
-            return
-        first = min(failed)
-        if error is not None and first == self.rank:
             raise error
-        raise OtherProcessError(first, failed[first])
 
     def any(self, flag: bool) -> bool:
         return self.sum(float(flag)) > 0

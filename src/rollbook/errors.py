@@ -49,5 +49,17 @@ class LockedError(RollbookError):
     """Another writer holds the file."""
 
 
+class OtherProcessError(RollbookError):
+    """Another process of the same job has failed. It says why, and this one ends without a word.
+
+    It ends with 0: a launcher that sees this one fail would end the other before it has said anything.
+    """
+
+    exit_code = 0
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(f"process {rank} of this job failed; its own message says why")
+
+
 class WriteError(RollbookError):
     """The operating system refused a write; everything acknowledged before it is safe."""

@@ -159,13 +159,28 @@ def test_a_planted_pickle_does_not_run(tmp_path: Path, name: str) -> None:
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
-    trained = load("bfloat16", tmp_path)
-    step(trained, 1)
-    save(tmp_path / "saved", trained)
+    for kind in ("bfloat16", "float32"):
+        trained = load(kind, tmp_path)
+        step(trained, 1)
+        save(tmp_path / kind, trained)
     with pytest.raises(BadFileError, match=r"another precision; set model\.dtype as it was"):
-        load_training_state(tmp_path / "saved", *load("float32", tmp_path))
+        load_training_state(tmp_path / "float32", *load("bfloat16", tmp_path))
     with pytest.raises(BadFileError, match="is not a trained parameter of this model"):
-        load_training_state(tmp_path / "saved", *load("adapters", tmp_path))
+        load_training_state(tmp_path / "bfloat16", *load("adapters", tmp_path))
+
+
+def test_a_model_in_float32_goes_on_from_the_float32_copies_of_another(tmp_path: Path) -> None:
+    """Sharded weights are float32, those of one process perhaps not."""
+    trained = load("bfloat16", tmp_path)
+    step(trained, 2)
+    save(tmp_path / "saved", trained)
+    model, optimizer = load("float32", tmp_path, tmp_path / "saved")
+    load_training_state(tmp_path / "saved", model, optimizer)
+    for ours, theirs in zip(optimizer.weights, trained[1].weights, strict=True):
+        assert torch.equal(ours, theirs)
+    assert [kept.keys() for kept in optimizer.tensors()] == [{"step", "exp_avg", "exp_avg_sq"}] * len(
+        optimizer.weights
+    )
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from rollbook.runs.stop_signals import StopSignals
 from rollbook.samplers.local import LocalPolicy
 from rollbook.samplers.sampling import Sampling
 from rollbook.samplers.selftest import longest_sequence
-from rollbook.train.checks import check_packing_and_head, random_probes
+from rollbook.train.checks import random_probes
 from rollbook.train.engine import Engine
 from rollbook.train.export import NoTokenExport, open_export
 from rollbook.train.loading import DTYPES, load_model
@@ -49,6 +49,7 @@ from rollbook.train.model_files import model_input
 from rollbook.train.model_settings import ModelSettings, OptimizerSettings
 from rollbook.train.optimizer import Optimizer
 from rollbook.train.processes import Processes
+from rollbook.train.spread import load_once, spread
 from rollbook.train.state import frozen_digest, load_training_state
 
 Log = Callable[[str], None]
@@ -205,20 +206,24 @@ def decide(settings: RlSettings, model: Model, device: torch.device) -> RlSettin
 def open_trainer(start: Start, processes: Processes, log: Log) -> tuple[RlSettings, Trainer]:
     """Load the weights (of the checkpoint, where the run continues) and everything that changes them."""
     settings = start.settings
-    refuse_too_large(settings.model, processes.device, processes.count)
+    with processes.together():
+        refuse_too_large(settings.model, processes.device, processes.count)
     seed_generators(settings.seed)
-    model = load_model(
-        settings.model, seed=settings.seed, dtype=DTYPES[settings.model.dtype], checkpoint=start.checkpoint
+    dtype = DTYPES[settings.model.dtype]
+    model = load_once(
+        processes,
+        lambda: load_model(settings.model, seed=settings.seed, dtype=dtype, checkpoint=start.checkpoint),
     )
-    model.model.to(processes.device)
     settings = decide(settings, model, processes.device)
     torch.set_num_threads(settings.threads or 1)
     probes = random_probes(len(model.tokenizer), model.positions)
-    check_packing_and_head(model, probes, processes.device, log=log)
+    spread(model, processes, probes, log=log)
+    if settings.model.gradient_checkpointing:
+        model.recompute_blocks()
     optimizer = Optimizer(model.parameters(), optimizer_settings(settings))
     engine = Engine(model, optimizer, processes, entropy=True)
     if start.checkpoint is not None:
-        load_training_state(start.checkpoint, model, optimizer)
+        load_training_state(start.checkpoint, model, optimizer, processes)
     return settings, Trainer(
         model=model,
         optimizer=optimizer,
@@ -307,12 +312,11 @@ def open_job(
 
 
 def open_first_export(settings: RlSettings, run: Run, trainer: Trainer) -> NoTokenExport:
-    """The export of the process that writes the run, which tells the others whose run it is."""
+    """The export of the process that writes the run."""
     identity = RunIdentity(run.id, run.attempt)
     export = open_export_of(settings, trainer, identity, alert=run.alert)
     if settings.trainer.token_export is not None:
         run.add_token_export(export_files(run.files.root, settings.trainer.token_export).manifest)
-    trainer.processes.scatter([identity] * trainer.processes.count)
     return export
 
 

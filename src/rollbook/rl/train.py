@@ -8,6 +8,7 @@ which `--resume` continues to the same weights and the same files as a run that 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple, NoReturn
@@ -17,6 +18,7 @@ from rollbook.records.checkpoints import newest_complete, read_checkpoints
 from rollbook.records.identity import derive_seed
 from rollbook.records.iterations import IterationRecord
 from rollbook.records.plain import encode
+from rollbook.records.token_files import RunIdentity
 from rollbook.rl import metrics
 from rollbook.rl.noise import NOISE_FLOOR_EVERY, NOTHING, measure_noise
 from rollbook.rl.open_groups import GroupPlan
@@ -241,24 +243,29 @@ def train(settings: RlSettings, *, resume: bool | str = False, log: Log = print)
     processes = Processes()
     try:
         log = log if processes.is_first else _silent
-        start = settle(settings, resume)
-        if processes.count != settings.processes:
-            raise UsageError(
-                f"processes is {settings.processes}, and this is one of {processes.count}; the command "
-                "`rollbook rl` starts them all"
-            )
-        processes.wait_for_all()  # all have seen the run as it is before the first one changes it
+        with processes.together():  # all have seen the run as it is before the first one changes it
+            start = settle(settings, resume)
+            if processes.count != settings.processes:
+                raise UsageError(
+                    f"processes is {settings.processes}, and this is one of {processes.count}; the command "
+                    "`rollbook rl` starts them all"
+                )
         if start.is_complete:
             log(complete_text(settings))
             return result_of(settings)
         settings, trainer = open_trainer(start, processes, log)
-        with StopSignals("saving after this iteration") as stop:
-            if processes.is_first:
-                with open_job(start, settings, trainer, log, stop) as job:
-                    run_iterations(job)
+        with ExitStack() as opened:
+            stop = opened.enter_context(StopSignals("saving after this iteration"))
+            job = None
+            with processes.together():
+                if processes.is_first:
+                    job = opened.enter_context(open_job(start, settings, trainer, log, stop))
+            identity = processes.share(job and RunIdentity(job.run.id, job.run.attempt))
+            if job is not None:
+                run_iterations(job)
             else:
-                with open_export_of(settings, trainer, processes.scatter(None)) as export:
-                    assist(trainer, settings, export, stop)
+                export = opened.enter_context(open_export_of(settings, trainer, identity))
+                assist(trainer, settings, export, stop)
         return result_of(settings)
     finally:
         processes.close()
@@ -274,6 +281,9 @@ def run_iterations(job: Job) -> None:
             weights = run_iteration(job, i, weights)
         except AbandonedError:
             stop_within(job, i, beginning)
+        except FailedRolloutsError:
+            dismiss(job)
+            raise
         if save_if_due(job, i) and i + 1 < settings.iterations:
             dismiss(job)
             error = AlertError if job.stop.by_job else Stopped

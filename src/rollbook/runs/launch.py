@@ -20,7 +20,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from rollbook.errors import RollbookError, UsageError
+from rollbook.errors import OtherProcessError, RollbookError, UsageError
 from rollbook.records.printable import printable
 from rollbook.runs.children import python_command
 from rollbook.runs.jobs.job import Job
@@ -92,6 +92,8 @@ def run_child(
         if processes > 1 and "RANK" not in os.environ:
             _become_torchrun(module, processes)
         train(started, log_line)
+    except OtherProcessError as error:
+        sys.exit(error.exit_code)
     except RollbookError as error:
         print(printable(f"rollbook: {error}"), file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
@@ -117,6 +119,7 @@ def _become_torchrun(module: str, processes: int) -> None:
     own = ["--standalone", f"--nproc-per-node={processes}", "-m", module, *sys.argv[1:]]
     environment = os.environ | {
         "PYTHONSAFEPATH": "1",  # its children have no -P
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),  # as it would set it, with a warning
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(GRACE_S)),  # it would kill them after 30 s
     }
     command = python_command("rollbook.runs.torchrun", *own)

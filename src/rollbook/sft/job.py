@@ -25,6 +25,7 @@ from rollbook.train.model import Model
 from rollbook.train.model_files import read_template
 from rollbook.train.optimizer import Optimizer
 from rollbook.train.processes import Processes
+from rollbook.train.spread import load_once, spread
 
 Log = Callable[[str], None]
 
@@ -61,23 +62,27 @@ def open_job(
     training, data, cache = settings.training, settings.data, artifacts / "data" / "tokens"
     seed_generators(training.seed + processes.rank)
     # Sharded weights stay in float32 and are computed with in `dtype`; one process keeps copies instead.
-    dtype = torch.float32 if processes.are_several else DTYPES[settings.model.dtype]
-    model = load_model(settings.model, seed=training.seed, dtype=dtype, checkpoint=checkpoint)
-    model.model.to(processes.device)
-    torch.set_num_threads(choose_threads(model.count()[0], processes.device))
-    chat = ChatFormat(
-        model.tokenizer,
-        chat_template=_chat_template(settings),
-        train_on=data.train_on,
-        may_drop=data.may_drop,
+    computed = DTYPES[settings.model.dtype]
+    dtype = torch.float32 if processes.are_several else computed
+    model = load_once(
+        processes, lambda: load_model(settings.model, seed=training.seed, dtype=dtype, checkpoint=checkpoint)
     )
-    corpus = open_corpus(data.train, data, chat, cache, log)
-    eval_corpus = open_corpus(data.eval, data, chat, cache, log) if data.eval else None
-    _check_lengths(corpus, model)
-    _check_stop_tokens(corpus, chat, model, settings, log)
+    torch.set_num_threads(choose_threads(model.count()[0], processes.device))
+    with processes.together():
+        chat = ChatFormat(
+            model.tokenizer,
+            chat_template=_chat_template(settings),
+            train_on=data.train_on,
+            may_drop=data.may_drop,
+        )
+        corpus = open_corpus(data.train, data, chat, cache, log)
+        eval_corpus = open_corpus(data.eval, data, chat, cache, log) if data.eval else None
+        _check_lengths(corpus, model)
+        _check_stop_tokens(corpus, chat, model, settings, log)
     probes = checks.probes([corpus[0], corpus[len(corpus) - 1]])
-    packing = settings.data.packing
-    checks.check_packing_and_head(model, probes, processes.device, packing=packing, log=log)
+    spread(model, processes, probes, sharded=computed, packing=data.packing, log=log)
+    if settings.model.gradient_checkpointing:
+        model.recompute_blocks()
     epochs = Epochs(settings, corpus, packed=model.packs)
     total_steps = training.max_steps or epochs.steps_for(training.num_train_epochs)
     directory = settings.output_dir(artifacts)
@@ -85,9 +90,8 @@ def open_job(
 
 
 def open_engine(job: Job) -> Engine:
-    """Shard the model if there are several processes, and put the optimiser on it."""
+    """Put the optimiser on the model."""
     settings, processes, model = job.settings, job.processes, job.model
-    processes.shard(model.model, model.blocks, DTYPES[settings.model.dtype])
     optimizer = Optimizer(model.parameters(), settings.training.optimizer)
     if job.compiles:
         # Checkpointing runs blocks again in the backward pass, which a recording does not foresee.

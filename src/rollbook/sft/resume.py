@@ -27,6 +27,9 @@ _OF_DATA = (
 )  # fmt: skip
 
 
+_ROWS = "rows per step"
+
+
 class Progress(msgspec.Struct):
     """How far a run is, and the sums that its next lines are made from. Saved with every checkpoint."""
 
@@ -61,9 +64,10 @@ def load_progress(checkpoint: Path, job: Job) -> Progress:
     before, now = stored["data"], _data_fingerprint(job)
     if different := [name for name in now if before.get(name) != now[name]]:
         named = [change for change in changes(checkpoint.parent, job.settings) if change.startswith(_OF_DATA)]
+        hint = _same_rows(before, job) if different == [_ROWS] else ""
         raise UsageError(
             f"cannot resume {checkpoint}: {'; '.join(named) or ', '.join(different)} changed since it was "
-            f"saved. Undo the change, or start over with --overwrite; {further}"
+            f"saved. Undo the change{hint}, or start over with --overwrite; {further}"
         )
     progress = msgspec.convert(stored["progress"], Progress)
     if progress.step > job.total_steps:
@@ -72,6 +76,14 @@ def load_progress(checkpoint: Path, job: Job) -> Progress:
             f"{job.total_steps}; {further}"
         )
     return progress
+
+
+def _same_rows(before: dict[str, Any], job: Job) -> str:
+    """With what settings this number of processes takes the steps of another one."""
+    steps, rest = divmod(before[_ROWS], job.epochs.rows_per_micro_batch)
+    if rest:
+        return ""
+    return f" (with training.gradient_accumulation_steps: {steps} a step has {before[_ROWS]} rows, as it had)"
 
 
 def changes(directory: Path, settings: SftSettings) -> list[str]:
@@ -93,7 +105,7 @@ def _data_fingerprint(job: Job) -> dict[str, Any]:
         "data.train (the files, or the tokenizer)": [list(pair) for pair in zip(keys, weights, strict=True)],
         "data.packing": job.model.packs,
         "training.seed": settings.training.seed,
-        "rows per step": job.epochs.rows_per_step,
+        _ROWS: job.epochs.rows_per_step,
         "model.lora": msgspec.to_builtins(model.lora),
         "the model below model.lora": base,
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import msgspec
 
 from rollbook.records.complete import unfinished_path
 from rollbook.records.run_inputs import RunInput
-from rollbook.records.token_files import export_files
+from rollbook.records.token_files import RunIdentity, export_files
+from rollbook.records.token_settings import TokenExportSettings
 from rollbook.records.trainer_log import STATE
 from rollbook.runs.stop_signals import Stopped, StopSignals
 from rollbook.sft.epochs import in_groups, rows_in_order
@@ -53,24 +55,27 @@ def train(
     log = log if processes.is_first else _silence
     directory = settings.output_dir(artifacts)
     try:
-        refuse_occupied(directory, resume=resume, overwrite=overwrite)
-        checkpoint = newest_checkpoint(directory) if resume else None
+        with processes.together():
+            refuse_occupied(directory, resume=resume, overwrite=overwrite)
+            checkpoint = newest_checkpoint(directory) if resume else None
         job = open_job(settings, artifacts, processes, checkpoint, log)
-        progress = Progress() if checkpoint is None else load_progress(checkpoint, job)
+        with processes.together():
+            progress = Progress() if checkpoint is None else load_progress(checkpoint, job)
         engine = open_engine(job)
         if checkpoint is not None:
-            load_training_state(checkpoint, job.model, engine.optimizer)
+            load_training_state(checkpoint, job.model, engine.optimizer, processes)
             log(f"resuming from {checkpoint}")
             for change in changes(directory, settings):
                 log(f"changed since it was saved: {change}")
-        with (
-            open_record(job, artifacts, progress, overwrite=overwrite) as record,
-            StopSignals("saving after this step") as stop,
-        ):
-            record.note_inputs(inputs_of(job, checkpoint))
+        with ExitStack() as opened:
+            with processes.together():
+                record = opened.enter_context(open_record(job, artifacts, progress, overwrite=overwrite))
+                if processes.is_first:
+                    record.note_inputs(inputs_of(job, checkpoint))
+            stop = opened.enter_context(StopSignals("saving after this step"))
             describe(job)
-            with open_export_of(job, record) as export:
-                return take_steps(job, engine, record, progress, export, lambda: processes.any(stop.asked))
+            export = opened.enter_context(open_export_of(job, record))
+            return take_steps(job, engine, record, progress, export, lambda: processes.any(stop.asked))
     finally:
         processes.close()
 
@@ -115,22 +120,27 @@ def open_export_of(job: Job, record: SftRecord) -> NoTokenExport:
     settings, processes = job.settings.trainer.token_export, job.processes
     if settings is None:
         return NoTokenExport()
-    identity = record.identity if processes.is_first else None
-    if identity is None:
-        identity = processes.scatter(None)
-    export = open_export(
+    export = NoTokenExport()
+    with processes.together():
+        if processes.is_first:  # before the others: it looks who else has written there
+            export = _open_export(job, settings, record, record.identity)
+            record.add_token_export(export_files(job.directory, settings).manifest)
+    identity = processes.share(record.identity if processes.is_first else None)
+    return export if processes.is_first else _open_export(job, settings, record, identity)
+
+
+def _open_export(
+    job: Job, settings: TokenExportSettings, record: SftRecord, identity: RunIdentity
+) -> NoTokenExport:
+    return open_export(
         settings,
         job.directory,
         identity,
         job.model.tokenizer,
-        processes,
+        job.processes,
         seed=job.settings.training.seed,
         alert=lambda title, text: record.alert(title, text, None),
     )
-    if processes.is_first:
-        record.add_token_export(export_files(job.directory, settings).manifest)
-        processes.scatter([identity] * processes.count)
-    return export
 
 
 def rate_of(job: Job, step: int) -> float:

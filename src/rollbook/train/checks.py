@@ -6,6 +6,8 @@
   is run with its own head instead, and that is said.
 - Mask: every sample has something to learn, and the stop token is learned, or the model would never stop.
 
+- Copies: where there are several processes, each computes what the one that read the weights does.
+
 The first two compare numbers, and bfloat16 rounds away what they look for: the weights are widened to float32
 for them, and are what they were afterwards.
 """
@@ -19,6 +21,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rollbook.errors import RollbookError
 from rollbook.train.batch import Example, packed_batch, padded_batch
@@ -150,3 +153,25 @@ def _same_head(model: Model, samples: Sequence[Example], device: torch.device) -
         model.use_dropout(was_training)
     tolerance = _TOLERANCE.get(model.head_dtype, 5e-2)
     return bool(torch.allclose(chunked, own, rtol=tolerance, atol=tolerance))
+
+
+@torch.no_grad()
+def probe_logprobs(model: Model, samples: Sequence[Example]) -> Tensor:
+    """What the model gives for the probes, as it will run; all processes call it where it is sharded."""
+    was_training = model.model.training
+    model.use_dropout(False)
+    try:
+        batch = (packed_batch if model.packs else padded_batch)(samples)
+        return model.outputs(batch.to(model.device)).logprob_N.cpu()
+    finally:
+        model.use_dropout(was_training)
+
+
+def compare_logprobs(found_N: Tensor, expected_N: Tensor, dtype: torch.dtype, rank: int) -> None:
+    """A process whose weights did not arrive whole would train the others' gradients wrong, silently."""
+    apart = float((found_N - expected_N).abs().mean())
+    if not apart <= _TOLERANCE.get(dtype, 5e-2) * max(1.0, float(expected_N.abs().mean())):
+        raise SelfTestError(
+            f"process {rank} computes other log-probabilities than the one that read the weights: they "
+            f"differ by {apart:.3g} on average"
+        )

@@ -60,8 +60,6 @@ def load_model(
     model.config.use_cache = False
     _train_every_token(model)
     _align(model)
-    if settings.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if settings.lora is None:
         return Model(model, tokenizer)
     if checkpoint is not None:
@@ -70,8 +68,6 @@ def load_model(
         adapted = PeftModel.from_pretrained(model, checkpoint, is_trainable=True)
     else:
         adapted = _with_adapters(model, settings.lora, seed)
-    if settings.gradient_checkpointing:
-        model.enable_input_require_grads()  # else nothing below the first adapter has a gradient to recompute
     return Model(adapted, tokenizer, is_adapter=True)
 
 

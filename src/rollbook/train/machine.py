@@ -5,7 +5,10 @@ A run decides once and keeps it.
 
 from __future__ import annotations
 
+import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
@@ -26,6 +29,18 @@ def choose_threads(parameters: int, device: torch.device) -> int:
     if device.type == "cpu" and parameters < _SMALL_MODEL:
         return 1
     return torch.get_num_threads()
+
+
+@contextmanager
+def all_cores(device: torch.device) -> Iterator[None]:
+    """For large work on the host of GPUs: torchrun gives each process one thread, and the others wait."""
+    before = torch.get_num_threads()
+    if device.type == "cpu" and torch.cuda.is_available():
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def choose_micro_batch_tokens(device: torch.device) -> int:

@@ -24,6 +24,7 @@ class Model:
         self.tokenizer = tokenizer
         self.is_adapter = is_adapter
         self.base = model.get_base_model() if is_adapter else model
+        self.dtype = self.head_dtype  # that it computes in, and is saved in, whatever shards of it have
         self.packs = False
         self._uses_cuda_graphs = False
         self._own_attention = self.base.config._attn_implementation
@@ -46,6 +47,12 @@ class Model:
         for block in self.blocks:
             if not on and getattr(block, "gradient_checkpointing", False):
                 block.training = True  # of this module alone; the layers in it stay as they are
+
+    def recompute_blocks(self) -> None:
+        """Keep no activations inside the blocks: the backward pass computes them again."""
+        self.base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if self.is_adapter:  # else nothing below the first adapter has a gradient to recompute
+            self.base.enable_input_require_grads()
 
     def batches(self, examples: list[Example], capacity: int, *, shape: Shape | None = None) -> list[Batch]:
         """The examples as micro-batches of at most `capacity` tokens, packed if this model can do that."""
@@ -123,6 +130,11 @@ class Model:
     def head_dtype(self) -> torch.dtype:
         dtype: torch.dtype = self.base.get_output_embeddings().weight.dtype
         return dtype
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = next(self.model.parameters()).device
+        return device
 
     @property
     def positions(self) -> int | None:

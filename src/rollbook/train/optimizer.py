@@ -8,7 +8,7 @@ micro-batches of a step, and rounds once, into the model. A float32 model, and a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -125,29 +125,40 @@ class Optimizer:
             kept.append(own if copy is parameter else own | {"copy": copy.detach()})
         return kept
 
-    def restore(self, stored: Sequence[Mapping[str, Tensor]]) -> None:
-        """Take over what `tensors` returned, whole; ValueError if it is not about these parameters."""
+    def check(self, stored: Sequence[Mapping[str, Tensor]]) -> None:
+        """ValueError unless this is what `tensors` returned of the same parameters."""
         for parameter, copy, tensors in zip(self._parameters, self._copies, stored, strict=True):
-            if ("copy" in tensors) != (copy is not parameter):
+            if copy is not parameter and "copy" not in tensors:
                 raise ValueError("the weights were kept in another precision; set model.dtype as it was")
             for name, tensor in tensors.items():
                 if name != "step" and (tensor.shape, tensor.dtype) != (copy.shape, copy.dtype):
                     found, wanted = ((tuple(one.shape), one.dtype) for one in (tensor, copy))
                     raise ValueError(f"{name} is of {found}, and its weight of {wanted}")
-            own = {name: _placed(tensor, copy) for name, tensor in tensors.items() if name != "copy"}
-            if own and own.keys() != {"step", "exp_avg", "exp_avg_sq"}:
-                raise ValueError(f"{', '.join(sorted(own))} is not what Adam keeps")
+            moments = tensors.keys() - {"copy"}
+            if moments and moments != {"step", "exp_avg", "exp_avg_sq"}:
+                raise ValueError(f"{', '.join(sorted(moments))} is not what Adam keeps")
+
+    @torch.no_grad()
+    def restore(self, stored: Iterable[Mapping[str, Tensor]]) -> None:
+        """Take over what `check` has passed, one parameter after the other.
+
+        A float32 copy that was kept is taken over by a weight that is float32 itself.
+        """
+        for copy, tensors in zip(self._copies, stored, strict=True):
+            own = {name: _placed(tensor, copy) for name, tensor in tensors.items()}
+            if (weight := own.pop("copy", None)) is not None:
+                copy.copy_(weight)
             if own:
                 self._adam.state[copy] = own
-            if copy is not parameter:
-                with torch.no_grad():
-                    copy.copy_(tensors["copy"])
 
 
 def _placed(tensor: Tensor, like: Tensor) -> Tensor:
     """On the device of `like`, and sharded as it is."""
     if tensor.ndim and isinstance(like, DTensor):
-        return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)
+        # Every process has it whole, so each takes its own share of it.
+        return distribute_tensor(
+            tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None
+        )
     return tensor.to(like.device, copy=True)  # out of the mapped file
 
 

@@ -8,13 +8,16 @@ code of a job asks and never branches.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
+
+from rollbook.errors import OtherProcessError
 
 T = TypeVar("T")
 _LONGEST_WAIT = timedelta(hours=12)
@@ -33,7 +36,7 @@ class Processes:
             self.device = torch.device("cuda", local)
         else:
             self.device = torch.device("cpu")
-        self._sharded = False
+        self.is_sharded = False  # whether each has a share of the model, not a copy
         if self.are_several and not dist.is_initialized():
             backend = "nccl" if self.device.type == "cuda" else "gloo"
             # The others wait while the first one samples, evaluates and saves.
@@ -75,27 +78,54 @@ class Processes:
         dist.gather_object(value, gathered if self.is_first else None, dst=0)
         return [item for item in gathered if item is not None] if self.is_first else None
 
+    def share(self, value: T | None = None) -> T:
+        """The value of the first process, on all of them; the others pass nothing."""
+        received: list[Any] = [value]
+        if self.are_several:
+            dist.broadcast_object_list(received, src=0)
+        shared: T = received[0]
+        return shared
+
+    def share_tensor(self, tensor: Tensor) -> Tensor:
+        """The bits that the first process has in a tensor, on the device of each.
+
+        The others pass one of the same shape and type, on the meta device perhaps.
+        """
+        if not self.are_several:
+            return tensor.to(self.device)
+        if self.is_first:
+            whole = tensor.detach().to(self.device).contiguous()
+        else:
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
+        dist.broadcast(whole.view(-1).view(torch.uint8), src=0)  # gloo does not know every type
+        return whole
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """All processes leave the block or none: an error of one of them ends the others too.
+
+        Only the first that failed raises its error, so there is one message. No process may wait for
+        another one inside.
+        """
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as caught:
+            error = caught
+        has_failed = torch.zeros(self.count, dtype=torch.float64, device=self.device)
+        has_failed[self.rank] = float(error is not None)
+        failed = self.sum_all(has_failed).nonzero().flatten().tolist()
+        if failed and (error is None or failed[0] != self.rank):
+            raise OtherProcessError(failed[0])
+        if error is not None:
+            raise error
+
     def any(self, flag: bool) -> bool:
         return self.sum(float(flag)) > 0
 
     def wait_for_all(self) -> None:
         if self.are_several:
             dist.barrier()
-
-    def shard(self, model: nn.Module, blocks: Iterable[nn.Module], compute_dtype: torch.dtype) -> None:
-        """FSDP2: every block by itself, then the rest; gradients are summed, not averaged."""
-        if not self.are_several:
-            return
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-        policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
-        sharded: list[Any] = [fully_shard(block, mp_policy=policy) for block in blocks]
-        sharded.append(fully_shard(model, mp_policy=policy))
-        for part in sharded:
-            # A step's loss is divided by the tokens of all processes already.
-            part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)  # gloo knows plain sums only
-        self._sharded = True
 
     def sum_gradients(self, weights: Sequence[Tensor]) -> None:
         """Where each process has a copy of the model: every gradient becomes the sum of those of all
@@ -104,7 +134,7 @@ class Processes:
         A weight that had no gradient in one process may have had one in another, whose data used it; one that
         had none anywhere keeps none, so that the optimizer leaves it alone.
         """
-        if not self.are_several or self._sharded:
+        if not self.are_several or self.is_sharded:
             return
         has = torch.tensor([weight.grad is not None for weight in weights], dtype=torch.float32)
         used = self.largest(has.to(self.device)).tolist()

@@ -8,8 +8,9 @@
 | `training_state.json` | what the job adds: plain JSON |
 
 Nothing here is a pickle, so loading runs no code of whoever wrote the files. Equal states give equal bytes,
-and loading gives back every bit. Whole tensors are written, however they were sharded. The caller makes the
-directory complete or absent (`records/complete.py`).
+and loading gives back every bit. Whole tensors are written, in the form that one process gives them, however
+they were sharded: any number of processes can continue from them. The caller makes the directory complete or
+absent (`records/complete.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +28,15 @@ import torch.distributed as dist
 import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from rollbook.errors import BadFileError, UsageError, WriteError
-from rollbook.runs.random_state import encode_random_state, read_random_state
+from rollbook.records.complete import file_facts
+from rollbook.records.identity import derive_seed
+from rollbook.runs.random_state import encode_random_state, read_random_state, seed_generators
 from rollbook.train.model import Model
 from rollbook.train.optimizer import Optimizer
-from rollbook.train.processes import whole
+from rollbook.train.processes import Processes, whole
 
 OPTIMIZER, EXTRA = "optimizer.safetensors", "training_state.json"
 _PICKLE = "optimizer.pt"
@@ -47,15 +51,20 @@ def save_training_state(
     alone.
     """
     is_sharded = _is_sharded(model)
-    weights = _whole_weights(model) if is_sharded else None
-    moments = _whole_tensors(_named(model, optimizer))
+    weights, kept = None, _whole_tensors(_named(model, optimizer))
+    if is_sharded:
+        weights = _whole_weights(model)
+        kept |= _float32_copies(model, weights)
+        _as_one_process_has_them(model, weights)
     try:
         (directory / _random_name(model)).write_bytes(encode_random_state())
         if _rank() == 0:
             model.model.save_pretrained(directory, state_dict=weights)
             model.tokenizer.save_pretrained(directory)
+            if is_sharded:
+                _note_dtype(directory / "config.json", model.dtype)
             _sort_adapter_config(directory / "adapter_config.json")
-            save_file(moments, directory / OPTIMIZER)
+            save_file(kept, directory / OPTIMIZER)
             text = json.dumps(extra or {}, sort_keys=True, indent=2, allow_nan=False)
             (directory / EXTRA).write_text(f"{text}\n")
     except (OSError, SafetensorError) as error:
@@ -70,19 +79,24 @@ def save_training_state(
         _give_modes_of_umask(directory)
 
 
-def load_training_state(directory: Path, model: Model, optimizer: Optimizer) -> dict[str, Any]:
+def load_training_state(
+    directory: Path, model: Model, optimizer: Optimizer, processes: Processes | None = None
+) -> dict[str, Any]:
     """Put back optimiser and random states, and return `extra`.
 
-    The weights and the tokenizer are already there: `load_model(..., checkpoint=directory)` reads them.
+    The weights and the tokenizer are already there: `load_model(..., checkpoint=directory)` reads them. The
+    first process reads the tensors for all.
     """
-    extra = read_extra(directory)
-    random_state = directory / _random_name(model)
-    if not random_state.exists():
-        raise BadFileError(
-            directory, f"has no {random_state.name}; resume with as many processes as it was saved with"
-        )
-    _restore(directory / OPTIMIZER, model, optimizer)
-    read_random_state(random_state)
+    processes = processes or Processes()
+    with processes.together():
+        extra = read_extra(directory)
+        _restore_random_state(directory, model, processes)
+    with ExitStack() as opened:
+        stored = None
+        with processes.together():
+            if processes.is_first:
+                stored = _open_stored(opened, directory / OPTIMIZER, model, optimizer)
+        optimizer.restore(_shared(stored, processes))
     return extra
 
 
@@ -123,22 +137,50 @@ def read_extra(directory: Path) -> dict[str, Any]:
     return _read_json(directory / EXTRA)
 
 
-def _restore(path: Path, model: Model, optimizer: Optimizer) -> None:
+def _restore_random_state(directory: Path, model: Model, processes: Processes) -> None:
+    """Of each process its own; where another number of them saved it, new ones that follow from the first."""
+    saved = sorted(directory.glob("random_state*.json"))
+    if not saved:
+        raise BadFileError(directory, "has no random_state.json, so it cannot be resumed")
+    if len(saved) == (processes.count if _is_sharded(model) else 1):
+        read_random_state(directory / _random_name(model))
+    else:
+        seed_generators(derive_seed(file_facts(saved[0]).xxh3_128, processes.rank, processes.count))
+
+
+_Stored = Mapping[str, Tensor]  # by the names that the optimiser gives them
+
+
+def _open_stored(opened: ExitStack, path: Path, model: Model, optimizer: Optimizer) -> list[_Stored]:
+    """What is stored for each parameter; the tensors are read from the disk when they are looked at."""
     names = _names(model)
     try:
-        with safe_open(path, framework="pt") as file:
-            stored: dict[str, dict[str, Tensor]] = {name: {} for name in names}
-            for key in file.keys():  # noqa: SIM118 - it is not a mapping
-                slot, _, name = key.partition(".")
-                if name not in stored:
-                    raise BadFileError(path, f"{name} is not a trained parameter of this model")
-                stored[name][slot] = file.get_tensor(key)
-    except (OSError, SafetensorError) as error:
+        file = opened.enter_context(safe_open(path, framework="pt"))
+        stored: dict[str, dict[str, Tensor]] = {name: {} for name in names}
+        for key in file.keys():  # noqa: SIM118 - it is not a mapping
+            slot, _, name = key.partition(".")
+            if name not in stored:
+                raise BadFileError(path, f"{name} is not a trained parameter of this model")
+            stored[name][slot] = file.get_tensor(key)
+        optimizer.check([stored[name] for name in names])
+    except (OSError, SafetensorError, ValueError) as error:
         raise BadFileError(path, str(error)) from None
-    try:
-        optimizer.restore([stored[name] for name in names])
-    except ValueError as error:
-        raise BadFileError(path, str(error)) from None
+    return [stored[name] for name in names]
+
+
+def _shared(stored: Sequence[_Stored] | None, processes: Processes) -> Iterator[_Stored]:
+    """What the first process has opened, whole on each, for one parameter after the other."""
+    plan = None if stored is None else [_map(tensors, _without_values) for tensors in stored]
+    for number, tensors in enumerate(processes.share(plan)):
+        yield _map(tensors if stored is None else stored[number], processes.share_tensor)
+
+
+def _map(tensors: _Stored, change: Callable[[Tensor], Tensor]) -> _Stored:
+    return {name: change(tensor) for name, tensor in tensors.items()}
+
+
+def _without_values(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 def _named(model: Model, optimizer: Optimizer) -> Iterable[tuple[str, Tensor]]:
@@ -171,6 +213,29 @@ def _whole_weights(model: Model) -> dict[str, Any]:
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights: dict[str, Any] = get_model_state_dict(model.model, options=options)
     return weights
+
+
+def _float32_copies(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the optimiser of one process keeps beside weights of a lower precision; adapters are float32."""
+    if model.dtype is torch.float32 or model.is_adapter or not weights:
+        return {}
+    return {f"copy.{name}": weights[name] for name in _names(model)}
+
+
+def _as_one_process_has_them(model: Model, weights: dict[str, Tensor]) -> None:
+    """In the precision of the model, and as one tensor where several modules share one."""
+    dtype = torch.float32 if model.is_adapter else model.dtype
+    made: dict[nn.Parameter, Tensor] = {}
+    for name, parameter in model.model.named_parameters(remove_duplicate=False):
+        if name in weights:  # the first process has them
+            weights[name] = made.setdefault(parameter, weights[name].to(dtype))
+
+
+def _note_dtype(path: Path, dtype: torch.dtype) -> None:
+    """Let a config.json say what type the weights beside it have, where it says that of a sharded model."""
+    if path.exists():
+        config = json.loads(path.read_text()) | {"dtype": str(dtype).removeprefix("torch.")}
+        path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _sort_adapter_config(path: Path) -> None:

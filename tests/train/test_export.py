@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from helpers.core import core_engine, core_model
 from rollbook.errors import RollbookError, UsageError
+from rollbook.records.token_columns import DERIVED
 from rollbook.records.token_files import RunIdentity, read_manifest
 from rollbook.records.token_places import files_of
 from rollbook.records.token_settings import TokenExportSettings, with_token_export
-from rollbook.records.tokens import read_sequences
+from rollbook.records.tokens import TokenSequence, read_sequences
 from rollbook.tiny import write_tiny_tokenizer
 from rollbook.train.batch import Batch, Example, ExampleKey, packed_batch, padded_batch
 from rollbook.train.engine import Engine
@@ -264,18 +265,16 @@ def test_a_step_without_records_is_marked(tmp_path: Path, tokenizer: Any) -> Non
     assert [(step.iteration, step.records, step.complete) for step in steps] == [(0, 0, True), (1, 0, True)]
 
 
-def test_every_fraction_and_columns(tmp_path: Path, tokenizer: Any, engine: Engine) -> None:
+def test_every_and_fraction(tmp_path: Path, tokenizer: Any, engine: Engine) -> None:
     engine.model.use_packing(True)
     rows = examples(3, [5] * 40)
     chosen = {}
     for name, seed_of_order in (("one", 1), ("other", 2)):
         order = np.random.default_rng(seed_of_order).permutation(len(rows))
         batches = [[packed_batch([rows[place] for place in part]) for part in np.array_split(order, 3)]]
-        exported(tmp_path / name, tokenizer, engine, batches, PpoClip(), fraction=0.4, columns=["entropy"])
+        exported(tmp_path / name, tokenizer, engine, batches, PpoClip(), fraction=0.4)
         found = lines(tmp_path / name)
         chosen[name] = {(record["group_idx"], record["traj_idx"]) for record in found}
-        arrays = {key for key, value in found[0].items() if isinstance(value, list)} - {"turns"}
-        assert arrays == {"text_offsets", "token_ids", "loss_mask", "entropy"}
     assert chosen["one"] == chosen["other"]  # the same trajectories, however they were batched
     assert 6 <= len(chosen["one"]) <= 28
     (step,) = read_manifest(tmp_path / "one" / "token_exports" / "manifest.jsonl")
@@ -288,6 +287,35 @@ def test_every_fraction_and_columns(tmp_path: Path, tokenizer: Any, engine: Engi
             engine.step([packed_batch(rows)], PpoClip(), 0.0, seen=export.seen(iteration, 0))
             export.commit(iteration, PpoClip(), batch=iteration + 1)
     assert [record["iteration"] for record in lines(tmp_path / "every")] == [0] * 40 + [2] * 40
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    "columns", [["entropy"], ["mismatch_kl"], ["prob_delta", "is_masked_low"], ["log_importance_ratio"]]
+)
+def test_columns_that_were_asked_for_are_there_and_no_others(
+    tmp_path: Path, tokenizer: Any, engine: Engine, kind: Any, columns: list[str]
+) -> None:
+    """Parquet keeps what a derived column follows from in its place; a reader gets the same values."""
+    engine.model.use_packing(True)
+    batches = [[packed_batch(examples(3, [5, 9, 7], odd=False))]]
+
+    def read(name: str, **given: Any) -> tuple[list[str], list[TokenSequence]]:
+        exported(tmp_path / name, tokenizer, engine, batches, PpoClip(), format=kind, **given)
+        manifest = tmp_path / name / "token_exports" / "manifest.jsonl"
+        (step,), (file,) = read_manifest(manifest), files_of(manifest)
+        return step.columns, list(read_sequences(file.path, end=file.end))
+
+    _, whole = read("whole")
+    named, found = read("few", columns=columns)
+    logprobs = {"inference_logprobs", "trainer_logprobs"}
+    sources = logprobs if kind == "parquet" and not {*DERIVED}.isdisjoint(columns) else set()
+    assert set(named) == {"token_ids", "loss_mask", *columns, *sources}
+    for one, other in zip(whole, found, strict=True):
+        stored = other.columns.keys() - {"position_ids"}  # that any record has
+        assert stored == {*named, *(DERIVED if sources else ())}
+        for name in stored:
+            assert np.array_equal(one.get(name), other.get(name), equal_nan=True), name
 
 
 def test_a_loss_of_ones_own_without_facts_has_no_masks(

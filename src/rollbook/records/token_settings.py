@@ -15,7 +15,7 @@ import msgspec
 
 from rollbook.errors import UsageError
 from rollbook.records.identity import derive_seed
-from rollbook.records.token_columns import COLUMNS, EXPORTED
+from rollbook.records.token_columns import COLUMNS, EXPORTED, with_sources
 
 ALWAYS = ("token_ids", "loss_mask")  # without these no other column can be read
 
@@ -38,8 +38,11 @@ class TokenExportSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unkn
             raise ValueError(f"path {self.path!r} names no file or directory")
 
     def exports(self, name: str) -> bool:
-        """Whether a column is written."""
-        return self.columns is None or name in self.columns or name in ALWAYS
+        """Whether the export has a column. In Parquet the ones that another follows from stand for it."""
+        if self.columns is None:
+            return True
+        wanted = {*ALWAYS, *self.columns}
+        return name in (with_sources(wanted) if self.format == "parquet" else wanted)
 
 
 def is_chosen(fraction: float, seed: int, places: Sequence[str | int]) -> bool:

@@ -85,6 +85,12 @@ def weighted_sum(loss_N: Tensor, given: LossInputs) -> Tensor:
     return torch.where(weight_N > 0, weight_N * loss_N, 0.0).sum()
 
 
+def has_no_weight(given: LossInputs) -> Tensor:
+    """Which tokens have weight 0: they may lack every value."""
+    weight_N = given.columns_N.get("weight")
+    return torch.zeros_like(given.logprob_N, dtype=torch.bool) if weight_N is None else weight_N <= 0
+
+
 def facts_of(ratio: Ratio, reason_N: Tensor) -> dict[str, Tensor]:
     """The facts that every loss with a ratio reports."""
     return {

@@ -118,9 +118,11 @@ def exported(
         settings, root, identity, tokenizer, Processes(), seed=0, alert=lambda *_: None
     ) as export:
         watched = Watched(export)
-        for number, step in enumerate(batches):
-            engine.step(step, loss, 0.0, seen=watched.at(3, number))
-        export.commit(3, loss, batch=4, ends_part=True)
+        steps = [
+            engine.step(step, loss, 0.0, seen=watched.at(3, number)) for number, step in enumerate(batches)
+        ]
+        export.commit(3, loss, steps, batch=4)
+        export.end_part()
     return watched
 
 
@@ -242,25 +244,42 @@ def test_a_record_says_where_it_belongs_and_needs_no_tokenizer(
 
 def test_the_manifest_says_what_is_there(tmp_path: Path, tokenizer: Any, engine: Engine) -> None:
     engine.model.use_packing(True)
-    rows = examples(2, [6, 7, 5, 9])
+    rows = examples(2, [6, 7, 5, 9], odd=False)
     loss = PpoClip(clip_low=0.3)
     batch = packed_batch(rows)
     exported(tmp_path, tokenizer, engine, [[batch], [batch]], loss)
     (step,) = read_manifest(tmp_path / "token_exports" / "manifest.jsonl")
     assert step.loss == {"name": "ppo", "clip_low": 0.3, "clip_high": 0.28}
+    assert step.applied == [True, True]
     assert (step.iteration, step.batch, step.sequences, step.records, step.complete) == (3, 4, 8, 8, True)
     assert step.trained_tokens == 2 * batch.trained_tokens and step.tokens == 2 * 27
     (part,) = step.ranks
     assert (part.rank, part.file, part.records) == (0, "rank_0.jsonl", 8)
+    assert (part.sequences, part.selected, part.complete) == (8, 8, True)
     assert part.end == (tmp_path / "token_exports" / "rank_0.jsonl").stat().st_size
+
+
+def test_a_step_that_was_not_applied_is_told(tmp_path: Path, tokenizer: Any, engine: Engine) -> None:
+    """One of two, whose loss is not finite; the thresholds that are no settings stand there too."""
+    engine.model.use_packing(True)
+    good, bad = examples(2, [6, 7], odd=False), examples(2, [6, 7], odd=False)
+    bad[0].columns_T["reference_logprob"][:] = np.nan
+    steps = [[packed_batch(good)], [packed_batch(bad)]]
+    exported(tmp_path, tokenizer, engine, steps, ReferenceKl(), fraction=0.6)
+    (step,) = read_manifest(tmp_path / "token_exports" / "manifest.jsonl")
+    assert step.applied == [True, False] and step.complete
+    assert step.loss == {"name": "reference_kl", "mask_low": 0.2, "kl_tau": 0.001}
+    (part,) = step.ranks
+    assert (part.sequences, part.selected, part.complete) == (4, step.selected, True)
 
 
 def test_a_step_without_records_is_marked(tmp_path: Path, tokenizer: Any) -> None:
     with TokenExport(
         TokenExportSettings(), tmp_path, RunIdentity("r", 1), tokenizer, Processes(), seed=0, alert=print
     ) as export:
-        export.commit(0, PpoClip(), batch=1)
-        export.commit(1, PpoClip(), batch=2, ends_part=True)
+        export.commit(0, PpoClip(), [], batch=1)
+        export.commit(1, PpoClip(), [], batch=2)
+        export.end_part()
     steps = list(read_manifest(tmp_path / "token_exports" / "manifest.jsonl"))
     assert [(step.iteration, step.records, step.complete) for step in steps] == [(0, 0, True), (1, 0, True)]
 
@@ -285,7 +304,7 @@ def test_every_and_fraction(tmp_path: Path, tokenizer: Any, engine: Engine) -> N
     ) as export:  # fmt: skip
         for iteration in range(4):
             engine.step([packed_batch(rows)], PpoClip(), 0.0, seen=export.seen(iteration, 0))
-            export.commit(iteration, PpoClip(), batch=iteration + 1)
+            export.commit(iteration, PpoClip(), [], batch=iteration + 1)
     assert [record["iteration"] for record in lines(tmp_path / "every")] == [0] * 40 + [2] * 40
 
 
@@ -356,7 +375,7 @@ def test_files_of_others_are_not_touched(tmp_path: Path, tokenizer: Any) -> None
         with TokenExport(
             settings, tmp_path, RunIdentity("mine", 1), tokenizer, Processes(), seed=0, alert=print
         ) as export:
-            export.commit(0, PpoClip(), batch=1)
+            export.commit(0, PpoClip(), [], batch=1)
 
     foreign = tmp_path / "theirs" / "rank_0.jsonl"
     foreign.parent.mkdir()
@@ -408,7 +427,7 @@ def test_a_full_disk_ends_the_export_and_not_the_run(
             if iteration == 3:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
             assert engine.step([batch] * 3, PpoClip(), 0.0, seen=export.seen(iteration, 0)).applied
-            export.commit(iteration, PpoClip(), batch=iteration + 1)
+            export.commit(iteration, PpoClip(), [], batch=iteration + 1)
     steps = list(read_manifest(tmp_path / "token_exports" / "manifest.jsonl"))
     assert [step.complete for step in steps] == [True, False, False, False]
     assert [(step.selected, step.records) for step in steps] == [(36, 36), (36, 0), (36, 0), (36, 0)]
@@ -429,7 +448,7 @@ def test_what_goes_wrong_in_the_writer_is_raised_in_the_loop(
         monkeypatch.setattr("rollbook.train.export.records_of", lambda *_: 1 / 0)
         engine.step([batch], PpoClip(), 0.0, seen=export.seen(0, 0))
         with pytest.raises(RollbookError, match="the token export failed: ZeroDivisionError"):
-            export.commit(0, PpoClip(), batch=1)
+            export.commit(0, PpoClip(), [], batch=1)
 
 
 def test_what_goes_wrong_after_the_last_commit_is_raised_or_told_too(
@@ -449,7 +468,8 @@ def test_what_goes_wrong_after_the_last_commit_is_raised_or_told_too(
         ) as export:  # fmt: skip
             engine.step([batch], PpoClip(), 0.0, seen=export.seen(0, 0))
             monkeypatch.setattr("rollbook.records.token_writers.to_parquet", fail)
-            export.commit(0, PpoClip(), batch=1, ends_part=True)
+            export.commit(0, PpoClip(), [], batch=1)
+            export.end_part()
 
     export_once(OSError("no space is left"), "full")
     assert alerts == ["the token export has stopped: no space is left"]
@@ -463,7 +483,7 @@ def test_off_is_an_object(tmp_path: Path, tokenizer: Any, engine: Engine) -> Non
     export = open_export(None, tmp_path, RunIdentity("r", 1), tokenizer, Processes(), seed=0, alert=print)
     with export:
         engine.step([packed_batch(examples(8, [6]))], PpoClip(), 0.0, seen=export.seen(0, 0))
-        assert export.commit(0, PpoClip(), batch=1) == 0.0
+        assert export.commit(0, PpoClip(), [], batch=1) == 0.0
     assert not list(tmp_path.iterdir())
 
 

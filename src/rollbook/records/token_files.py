@@ -40,11 +40,14 @@ class RunIdentity(NamedTuple):
 
 
 class RankPart(msgspec.Struct, kw_only=True):
-    """What one process wrote of an iteration."""
+    """What one process trained of an iteration, and wrote of that."""
 
     rank: int
     file: str | None = None  # beside the manifest; a `.parquet` may still be an `.arrows`
-    records: int = 0
+    sequences: int | None = None  # rows that it trained; None in a manifest of an older version
+    selected: int | None = None  # of these, those that were to be written
+    records: int = 0  # and those that were
+    complete: bool | None = None  # every selected one was written
     tokens: int = 0
     trained_tokens: int = 0
     end: int = 0  # bytes of the file after this iteration; of a part that is open, those of the stream
@@ -62,6 +65,8 @@ class ExportedStep(Record, kw_only=True):
     batch: int  # a checkpoint of this batch or a later one contains it
     format: str
     loss: dict[str, Any]
+    # Of each optimiser step: whether it changed the weights, so whether all was finite; None: not known.
+    applied: list[bool] | None = None
     columns: list[str]
     fraction: float
     sequences: int  # rows that were trained, in all optimiser steps and processes
@@ -69,7 +74,7 @@ class ExportedStep(Record, kw_only=True):
     records: int  # and those that were
     tokens: int
     trained_tokens: int
-    complete: bool  # every selected one was written
+    complete: bool  # every selected one was written, by every process
     ranks: list[RankPart]
 
 

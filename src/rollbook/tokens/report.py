@@ -41,6 +41,13 @@ class Incomplete(msgspec.Struct, kw_only=True):
     errors: list[str]
 
 
+class NotApplied(msgspec.Struct, kw_only=True):
+    """An exported iteration with optimiser steps that left the weights as they were."""
+
+    iteration: int
+    optim_steps: list[int]
+
+
 class TokenReport(msgspec.Struct, kw_only=True):
     path: str
     is_exported: bool
@@ -61,6 +68,7 @@ class TokenReport(msgspec.Struct, kw_only=True):
     by_rank: list[RankRow]
     what_if: list[WhatIf]
     incomplete: list[Incomplete]
+    not_applied: list[NotApplied]
 
 
 def token_report(
@@ -146,6 +154,14 @@ class _Report:
             by_rank=self._ranks.rows(),
             what_if=[scenario.result() for scenario in self._scenarios],
             incomplete=[_incomplete(step) for step in self._steps if not step.complete],
+            not_applied=[
+                NotApplied(
+                    iteration=step.iteration,
+                    optim_steps=[number for number, applied in enumerate(step.applied) if not applied],
+                )
+                for step in self._steps
+                if step.applied is not None and not all(step.applied)
+            ],
         )
 
     def _environment(self, sequence: Any) -> int:

@@ -2,7 +2,7 @@
 
     export = open_export(settings, ...)                       # or an export that is off: the same methods
     engine.step(batches, loss, rate, seen=export.seen(iteration, step))
-    export.commit(iteration, ...)                        # waits for the writer, then a line of the manifest
+    export.commit(iteration, loss, steps, batch=n)       # waits for the writer, then a line of the manifest
 
 `seen` is given the very tensors that made the loss, copies them to the host once and returns; a thread makes
 records of them. The queue between the two is bounded, so a slow disk slows the loop down and never fills the
@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -36,7 +35,7 @@ from rollbook.records.token_files import (
 from rollbook.records.token_settings import TokenExportSettings, is_chosen
 from rollbook.records.token_writers import TokenWriter, open_token_writer
 from rollbook.train.batch import Batch
-from rollbook.train.engine import Seen, nothing
+from rollbook.train.engine import Seen, StepOutput, nothing
 from rollbook.train.losses import Loss, LossOutput
 from rollbook.train.processes import Processes
 from rollbook.train.token_math import TokenOutputs
@@ -55,9 +54,13 @@ class NoTokenExport:
     def seen(self, iteration: int, step: int, notes: Mapping[int, Noted] | None = None) -> Seen:
         return nothing
 
-    def commit(self, iteration: int, loss: Loss, *, batch: int, ends_part: bool = False) -> float:
-        """Finish an iteration; returns the seconds that the loop has spent on its export."""
+    def commit(self, iteration: int, loss: Loss, steps: Sequence[StepOutput], *, batch: int) -> float:
+        """Finish an iteration of these optimiser steps; returns the seconds that the loop has spent on its
+        export."""
         return 0.0
+
+    def end_part(self) -> None:
+        """A checkpoint comes now: what is exported from here on may be dropped by a resume."""
 
     def __enter__(self) -> Self:
         return self
@@ -116,22 +119,22 @@ class TokenExport(NoTokenExport):
 
         return take
 
-    def commit(self, iteration: int, loss: Loss, *, batch: int, ends_part: bool = False) -> float:
+    def commit(self, iteration: int, loss: Loss, steps: Sequence[StepOutput], *, batch: int) -> float:
         began = time.perf_counter()
         if iteration % self._settings.every == 0:
             self._wait()
             self._synced()
-            own = (self._part, self._sequences, self._selected)
-            gathered = self._processes.gather(own)
+            gathered = self._processes.gather(self._finished_part())
             if gathered is not None:
-                self._append(iteration, batch, loss, gathered)
+                self._append(self._step(iteration, loss, steps, batch, gathered))
             self._part = RankPart(rank=self._processes.rank)
             self._micro_step = self._sequences = self._selected = 0
-        if ends_part:
-            self._queue.put(self._end_part)
         spent = self._seconds + time.perf_counter() - began
         self._seconds = 0.0
         return spent
+
+    def end_part(self) -> None:
+        self._queue.put(self._end_part)
 
     def __exit__(self, kind: object = None, *_: object) -> None:
         self._queue.put(_CLOSE)
@@ -155,31 +158,43 @@ class TokenExport(NoTokenExport):
             places = (key.split, key.iteration, key.group, key.trajectory, key.part)
         return is_chosen(self._settings.fraction, self._seed, places)
 
-    def _append(
-        self, iteration: int, batch: int, loss: Loss, gathered: Sequence[tuple[RankPart, int, int]]
-    ) -> None:
+    def _finished_part(self) -> RankPart:
+        part = self._part
+        part.sequences, part.selected = self._sequences, self._selected
+        part.complete = part.records == part.selected
+        return part
+
+    def _step(
+        self,
+        iteration: int,
+        loss: Loss,
+        steps: Sequence[StepOutput],
+        batch: int,
+        parts: list[RankPart],
+    ) -> ExportedStep:
         """The line of an iteration, of all processes together."""
-        parts = [part for part, _, _ in gathered]
-        records, selected = sum(part.records for part in parts), sum(own for _, _, own in gathered)
-        step = ExportedStep(
+        return ExportedStep(
             run_id=self._identity.run_id,
             attempt=self._identity.attempt,
             split=self._identity.split,
             iteration=iteration,
             batch=batch,
             format=self._settings.format,
-            loss=msgspec.to_builtins(loss),
+            loss=loss.described(),
+            applied=[step.applied for step in steps],
             columns=[name for name in COLUMNS if self._settings.exports(name)],
             fraction=self._settings.fraction,
-            sequences=sum(own for _, own, _ in gathered),
-            selected=selected,
-            records=records,
+            sequences=sum(part.sequences or 0 for part in parts),
+            selected=sum(part.selected or 0 for part in parts),
+            records=sum(part.records for part in parts),
             tokens=sum(part.tokens for part in parts),
             trained_tokens=sum(part.trained_tokens for part in parts),
-            complete=records == selected,
+            complete=all(part.complete for part in parts),
             ranks=parts,
         )
-        errors = [f"process {part.rank}: {part.error}" for part in parts if part.error]
+
+    def _append(self, step: ExportedStep) -> None:
+        errors = [f"process {part.rank}: {part.error}" for part in step.ranks if part.error]
         assert self._manifest is not None
         try:
             self._manifest.append(step.encode())

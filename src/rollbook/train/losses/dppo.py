@@ -61,6 +61,7 @@ class ReferenceKl(Loss, tag="reference_kl", frozen=True, kw_only=True):
     Learning from a reference model on own samples. The thresholds are fixed and are no settings.
     """
 
+    fixed: ClassVar[tuple[str, ...]] = ("mask_low", "kl_tau")
     mask_low: ClassVar[float] = 0.2
     kl_tau: ClassVar[float] = 1e-3
 

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+import rollbook
 from helpers.equal_runs import differences
 from helpers.kills import KilledRun
 from helpers.rl_runs import settings_of, write_setup
@@ -216,6 +217,13 @@ def test_a_full_disk_ends_the_export_and_a_resume_completes_it(
     gaps = token_report(token_source(log)).incomplete
     assert [(gap.iteration, gap.records) for gap in gaps] == [(3, 0), (4, 0)]
     assert all(gap.selected and "the disk is full" in gap.errors[0] for gap in gaps)
+    assert token_report(token_source(log)).not_exported == []
+    manifest = manifest_of(log).read_bytes().splitlines(keepends=True)
+    manifest_of(log).write_bytes(b"".join(manifest[:4]))  # a line that was waiting for room, and a kill
+    assert token_report(token_source(log)).not_exported == [4]
+    assert token_report(token_source(log), iteration=2).not_exported == []
+    (lost,) = [one for one in rollbook.audit(log).findings if "is in no token export" in one.what]
+    assert "iteration 4" in lost.what and "rollbook replay" in lost.next and "restore" not in lost.next
     train(exporting(setup, log, iterations=5), resume="000002", log=lambda _: None)
     assert [step.complete for step in read_manifest(manifest_of(log))] == [True] * 5
     follow(log, processes=1)
@@ -229,6 +237,7 @@ def test_off_and_on_again_on_resume(setup: Path, tmp_path: Path) -> None:
     assert [step.iteration for step in read_manifest(manifest_of(log))] == [0, 1, 2, 3]
     train(exporting(setup, log, iterations=8), resume=True, log=lambda _: None)
     assert [step.iteration for step in read_manifest(manifest_of(log))] == [0, 1, 2, 3, 6, 7]
+    assert token_report(token_source(log)).not_exported == []  # nobody asked for 4 and 5
     train(exporting(setup, log, iterations=8), resume="000002", log=lambda _: None)
     assert [step.iteration for step in read_manifest(manifest_of(log))] == [*range(8)]
     follow(log, processes=1)

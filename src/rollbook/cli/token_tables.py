@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from rollbook.tokens.by_text import MaskedSide
-    from rollbook.tokens.report import Incomplete, NotApplied, TokenReport
+    from rollbook.tokens.report import NotApplied, TokenReport
     from rollbook.tokens.top import TopToken
     from rollbook.tokens.totals import Row
 
@@ -85,7 +85,7 @@ def print_report(report: TokenReport, most: int) -> None:
 
 
 def _print_head(screen: Console, report: TokenReport) -> None:
-    from rollbook.tokens.report import HOW_TO_EXPORT
+    from rollbook.tokens.report import HOW_TO_EXPORT, gaps_of
 
     first, last = report.iterations or [0, 0]
     what = f"iteration {first}" if first == last else f"iterations {first} to {last}"
@@ -97,14 +97,11 @@ def _print_head(screen: Console, report: TokenReport) -> None:
         screen.print(Text(printable(f"loss {loss.get('name')}" + (f": {settings}" if settings else ""))))
     if not report.is_exported:
         screen.print(Text(HOW_TO_EXPORT, style="yellow"))
-    _print_red(screen, [_missing(gap) for gap in report.incomplete], "more iterations with missing rows")
-    _print_red(screen, [_void(one) for one in report.not_applied], "more iterations with such steps")
-
-
-def _missing(gap: Incomplete) -> str:
-    why = "; ".join(gap.errors) or "no reason is known"
-    missing = gap.selected - gap.records
-    return f"iteration {gap.iteration}: {missing:,} of {gap.selected:,} rows are missing: {why}"
+    void = [_void(one) for one in report.not_applied[:3]]
+    if len(report.not_applied) > 3:
+        void.append(f"and {len(report.not_applied) - 3} more iterations with such steps")
+    for line in (*gaps_of(report.incomplete, report.not_exported), *void):
+        screen.print(Text(printable(line), "red"))
 
 
 def _void(void: NotApplied) -> str:
@@ -113,14 +110,6 @@ def _void(void: NotApplied) -> str:
         f"iteration {void.iteration}: not applied: optimiser step {steps}; something was not finite, or "
         "nothing was trained, and the weights stayed as they were"
     )
-
-
-def _print_red(screen: Console, lines: Sequence[str], more: str) -> None:
-    """The first lines, and how many more there are."""
-    for line in lines[:3]:
-        screen.print(Text(printable(line), "red"))
-    if len(lines) > 3:
-        screen.print(Text(f"and {len(lines) - 3} {more}", "red"))
 
 
 def _print_totals(screen: Console, report: TokenReport) -> None:

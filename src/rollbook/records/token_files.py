@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rollbook.errors import BadFileError, UsageError
-from rollbook.records.jsonl import Line, read_lines
+from rollbook.records.jsonl import JsonlWriter, Line, read_lines
 from rollbook.records.layout import TRAIN
 from rollbook.records.record import Record, decode_record
 from rollbook.records.token_settings import TokenExportSettings
@@ -76,6 +76,50 @@ class ExportedStep(Record, kw_only=True):
     trained_tokens: int
     complete: bool  # every selected one was written, by every process
     ranks: list[RankPart]
+
+
+def sums_of(parts: list[RankPart]) -> dict[str, Any]:
+    """What a line of the manifest says of all processes together, and of each."""
+    return {
+        "sequences": sum(part.sequences or 0 for part in parts),
+        "selected": sum(part.selected or 0 for part in parts),
+        "records": sum(part.records for part in parts),
+        "tokens": sum(part.tokens for part in parts),
+        "trained_tokens": sum(part.trained_tokens for part in parts),
+        "complete": all(part.complete for part in parts),
+        "ranks": parts,
+    }
+
+
+class ManifestWriter:
+    """The one writer of a manifest. A line that a full disk refuses waits, and is tried again before the
+    next."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = JsonlWriter(path, check=False)
+        self._waiting: list[ExportedStep] = []
+
+    def append(self, step: ExportedStep) -> None:
+        """Raises a WriteError where a line has to wait."""
+        self._waiting.append(step)
+        self._flush()
+
+    def replace_last(self, step: ExportedStep) -> None:
+        """Put another line in the place of the last one that waits."""
+        self._waiting[-1] = step
+        self._flush()
+
+    def close(self) -> None:
+        try:
+            self._flush()
+        finally:
+            self._lines.close()
+
+    def _flush(self) -> None:
+        while self._waiting:
+            self._lines.append(self._waiting[0].encode())
+            del self._waiting[0]
+        self._lines.sync()
 
 
 class ExportFiles(NamedTuple):

@@ -66,6 +66,20 @@ class TrainerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_
         return found if isinstance(found, TokenExportSettings) else None
 
 
+class PlannedExport(msgspec.Struct):
+    """What config.json says of the rows that an export is to have."""
+
+    every: int = 1
+    fraction: float = 1.0
+
+
+def planned_export(trainer: Any) -> PlannedExport | None:
+    """From the block `trainer` of a config.json; None where the export is off."""
+    experimental = trainer.get("experimental") if isinstance(trainer, Mapping) else None
+    found = experimental.get("token_export") if isinstance(experimental, Mapping) else None
+    return msgspec.convert(found, PlannedExport) if isinstance(found, Mapping) else None
+
+
 def with_token_export(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a config in which an empty block `token_export:` is one with the defaults."""
     trainer = values.get("trainer")

@@ -6,11 +6,13 @@
 
 `seen` is given the very tensors that made the loss, copies them to the host once and returns; a thread makes
 records of them. The queue between the two is bounded, so a slow disk slows the loop down and never fills the
-memory. A full disk ends the export with an alert, not the run; any other error of the writer is raised here.
+memory. A full disk ends the export with an alert, not the run: the records that no line of the manifest has
+are cut off, which leaves room for its lines. Any other error of the writer is raised here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -19,18 +21,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 import torch
 from torch import Tensor
 
 from rollbook.errors import RollbookError, WriteError
-from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.token_columns import COLUMNS
 from rollbook.records.token_files import (
     ExportedStep,
+    ManifestWriter,
     RankPart,
     RunIdentity,
     export_files,
     refuse_foreign,
+    sums_of,
 )
 from rollbook.records.token_settings import TokenExportSettings, is_chosen
 from rollbook.records.token_writers import TokenWriter, open_token_writer
@@ -127,6 +131,8 @@ class TokenExport(NoTokenExport):
             gathered = self._processes.gather(self._finished_part())
             if gathered is not None:
                 self._append(self._step(iteration, loss, steps, batch, gathered))
+            if self._writer is not None and self._stopped is None:
+                self._writer.keep()
             self._part = RankPart(rank=self._processes.rank)
             self._micro_step = self._sequences = self._selected = 0
         spent = self._seconds + time.perf_counter() - began
@@ -141,15 +147,15 @@ class TokenExport(NoTokenExport):
         self._thread.join()
         self._guarded(self._close)
         if self._manifest is not None:
-            self._manifest.close()
+            self._guarded(self._manifest.close)
             self._tell([self._stopped] if self._stopped else [])
         if kind is None:
             self._raise_error()  # of what was still to do after the last commit
 
-    def _open_manifest(self) -> JsonlWriter:
+    def _open_manifest(self) -> ManifestWriter:
         """The manifest is there before any other file: it says whose they are."""
         refuse_foreign(self._files, run_id=self._identity.run_id)
-        return JsonlWriter(self._files.manifest, check=False)
+        return ManifestWriter(self._files.manifest)
 
     def _is_chosen(self, batch: Batch, place: int, iteration: int) -> bool:
         key = batch.keys[place]
@@ -184,29 +190,29 @@ class TokenExport(NoTokenExport):
             applied=[step.applied for step in steps],
             columns=[name for name in COLUMNS if self._settings.exports(name)],
             fraction=self._settings.fraction,
-            sequences=sum(part.sequences or 0 for part in parts),
-            selected=sum(part.selected or 0 for part in parts),
-            records=sum(part.records for part in parts),
-            tokens=sum(part.tokens for part in parts),
-            trained_tokens=sum(part.trained_tokens for part in parts),
-            complete=all(part.complete for part in parts),
-            ranks=parts,
+            **sums_of(parts),
         )
 
     def _append(self, step: ExportedStep) -> None:
-        errors = [f"process {part.rank}: {part.error}" for part in step.ranks if part.error]
         assert self._manifest is not None
         try:
-            self._manifest.append(step.encode())
-            self._manifest.sync()
+            self._manifest.append(step)
         except WriteError as error:
-            errors.append(str(error))
-        self._tell(errors)
+            if self._stopped is None:
+                # The line matters more than the records of this process, which make room for it.
+                self._stop(error)
+                self._drop_part()
+                parts = [self._finished_part(), *step.ranks[1:]]
+                step = msgspec.structs.replace(step, **sums_of(parts))
+                with contextlib.suppress(WriteError):
+                    self._manifest.replace_last(step)
+        self._tell([f"process {part.rank}: {part.error}" for part in step.ranks if part.error])
 
     def _tell(self, errors: Sequence[str]) -> None:
         if errors and not self._is_told:
             self._is_told = True
-            self._alert("the token export has stopped", "; ".join(errors))
+            more = "nothing more is exported until the run is resumed"
+            self._alert("the token export has stopped", f"{'; '.join(errors)}; {more}")
 
     def _write_all(self) -> None:
         """The thread of the writer."""
@@ -247,7 +253,11 @@ class TokenExport(NoTokenExport):
         if self._writer is not None and self._stopped is None:
             self._part.file, self._part.end = self._writer.file, self._writer.end
         if self._stopped is not None:
-            self._part = RankPart(rank=self._processes.rank, error=self._stopped)
+            self._drop_part()
+
+    def _drop_part(self) -> None:
+        """Nothing of this iteration is in the file."""
+        self._part = RankPart(rank=self._processes.rank, error=self._stopped)
 
     def _guarded(self, act: Callable[[], None]) -> None:
         """A disk that is full ends the export, not the run."""
@@ -257,7 +267,10 @@ class TokenExport(NoTokenExport):
             self._stop(error)
 
     def _stop(self, error: Exception) -> None:
-        self._stopped = str(error)
+        self._stopped = self._stopped or str(error)
+        if self._writer is not None:
+            with contextlib.suppress(WriteError, OSError):  # the first error is told; a resume cuts as well
+                self._writer.drop()
 
     def _end_part(self) -> None:
         if self._writer is not None:

@@ -112,7 +112,8 @@ def ours(directory: Path, tokenizer: Any, batches: list[tuple[Any, Any, Any]], k
             at = time.perf_counter()
             take(batch, outputs, loss)
             in_loop += time.perf_counter() - at
-        export.commit(0, Dppo(), batch=1, ends_part=True)
+        export.commit(0, Dppo(), [], batch=1)
+        export.end_part()
         seconds = time.perf_counter() - began
     size = sum(path.stat().st_size for path in directory.rglob("rank_0*"))
     return {"seconds": seconds, "bytes": size, "in_loop": in_loop}

@@ -22,7 +22,7 @@ from rollbook.rl.train import train
 
 SUMMARIES = "train_iteration_000001_rollout_summaries.jsonl"
 TRANSCRIPTS = "train_iteration_000001_transcripts.jsonl"
-EXPORT = "token_exports/rank_0.jsonl"
+EXPORT, MANIFEST = "token_exports/rank_0.jsonl", "token_exports/manifest.jsonl"
 METRICS, ITERATIONS, ALERTS = "metrics.jsonl", "iterations.jsonl", "alerts.jsonl"
 KILLS = (
     ("half write train_iteration_N_transcripts.jsonl", 30),
@@ -144,6 +144,11 @@ def edit_advantage(run: Path) -> None:
     edit_row(run / EXPORT, 20, lambda row: row.update(advantages=[9.0] * len(row["advantages"])))
 
 
+def edit_part(run: Path, **values: Any) -> None:
+    """What the manifest says of process 0 in iteration 1."""
+    edit_row(run / MANIFEST, 2, lambda row: row["ranks"][0].update(values))
+
+
 def edit_fate(run: Path) -> None:
     edit_row(run / "iterations.jsonl", 3, lambda row: row["rollouts"][fate_of(row)].__setitem__(2, "dropped"))
 
@@ -190,6 +195,9 @@ CHANGES: list[tuple[Change, Kind, str, dict[str, Any], str]] = [
     (lambda run: drop_line(run / METRICS, 2), Kind.MISSING, METRICS, {}, "incomplete"),
     (lambda run: double_line(run / METRICS, 2), Kind.DOUBLED, METRICS, {"line": 3}, "unbalanced"),
     (lambda run: cut_line(run / METRICS, 2), Kind.UNREADABLE, METRICS, {"line": 2}, "unreadable"),
+    (lambda run: edit_part(run, complete=False), Kind.DIFFERS, MANIFEST, {"line": 2}, "unbalanced"),
+    (lambda run: edit_part(run, selected=7), Kind.DIFFERS, MANIFEST, {}, "unbalanced"),
+    (lambda run: drop_line(run / MANIFEST, 2), Kind.MISSING, ITERATIONS, {"line": 3}, "unbalanced"),
     (edit_weights, Kind.DIFFERS, ITERATIONS, {"line": 3}, "unbalanced"),
     (edit_fate, Kind.DIFFERS, ITERATIONS, {}, "unbalanced"),
     (drop_row_of_a_step, Kind.MISSING, ITERATIONS, {"line": 3}, "unbalanced"),
@@ -315,8 +323,32 @@ def test_every_process_is_accounted_for(setup: Path, tmp_path: Path) -> None:
         finding for finding in rollbook.audit(run).findings if finding.file == "token_exports/rank_1.jsonl"
     ]
     second.write_bytes(lines)
+    check_that_processes_are_complete_each(run)
     edit_row(run / "iterations.jsonl", 2, lambda row: row["steps"][0].update(processes=[9, 0]))
     assert found_in(run, Kind.DIFFERS, "iterations.jsonl", "its processes took [9, 0]")
+
+
+def check_that_processes_are_complete_each(run: Path) -> None:
+    """Where one has written nothing, a record that the other one lost is named all the same."""
+    before = {path: path.read_bytes() for path in (run / "token_exports").iterdir()}
+
+    def stop(row: dict[str, Any]) -> None:
+        first, second = row["ranks"]
+        lost = {"records": 0, "tokens": 0, "trained_tokens": 0, "file": None, "end": 0}
+        row |= {name: second[name] for name in ("records", "tokens", "trained_tokens")} | {"complete": False}
+        first |= lost | {"complete": False, "error": "the disk is full"}
+
+    assert json.loads((run / MANIFEST).read_bytes().splitlines()[0])["ranks"][0]["complete"]
+    edit_row(run / MANIFEST, 1, stop)
+    drop_line(run / "token_exports/rank_1.jsonl", 1)
+    findings = rollbook.audit(run).findings
+    (told,) = [finding for finding in findings if finding.what.startswith("process 0 has written 0 of ")]
+    assert told.what.endswith("of iteration 0: the disk is full") and "rollbook replay" in told.next
+    assert told.file == MANIFEST and not any(one.what.startswith("process 1") for one in findings)
+    lost = [one.file for one in findings if "has no record here" in one.what]
+    assert lost == ["token_exports/rank_1.jsonl"]
+    for path, data in before.items():
+        path.write_bytes(data)
 
 
 def found_in(run: Path, kind: Kind, file: str, words: str) -> bool:

@@ -41,6 +41,20 @@ def test_the_tables(run: Path) -> None:
     assert "\x1b" not in said and "<U+001B>[31m" in said  # a token of the model is an escape sequence
 
 
+def test_what_is_missing_and_what_was_not_applied_stand_first(tmp_path: Path) -> None:
+    files = Export(iterations=6).write(tmp_path)
+    steps = [json.loads(line) for line in files.manifest.read_bytes().splitlines()]
+    for step in steps[1:]:
+        step |= {"selected": 9, "complete": False, "applied": [True, False]}
+        step["ranks"][1]["error"] = "the disk is full \x1b[31m"
+    files.manifest.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    said = call(tmp_path)
+    assert "iteration 1: 1 of 9 rows are missing: process 1: the disk is full" in said
+    assert "iteration 3: not applied: optimiser step 1;" in said
+    assert "and 2 more iterations with missing rows" in said and "and 2 more iterations with such" in said
+    assert "iteration 4: " not in said and "\x1b" not in said
+
+
 def test_one_row_as_text(run: Path) -> None:
     said = call(run, "--at", "1/1/2")
     assert "group_idx 1, traj_idx 2" in said and "underlined: left out by the loss" in said

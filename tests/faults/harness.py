@@ -15,11 +15,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import orjson
+import pytest
 
 from rollbook.records.jsonl import EVERY_LINE, ON_CLOSE, SyncPolicy, every_ms
 
 HERE = Path(__file__).parent
 PATIENCE = 60.0
+NAMESPACES = {
+    "unprivileged": ["unshare", "--user", "--map-root-user", "--mount"],
+    "root": ["unshare", "--mount"],
+}
 
 POLICIES: dict[str, SyncPolicy] = {
     "every_line.jsonl": EVERY_LINE,
@@ -54,6 +59,27 @@ def seeded(what: str) -> Iterator[random.Random]:
     except BaseException as error:
         error.add_note(f"{what}: ROLLBOOK_FAULT_SEED={seed} makes the same choices again")
         raise
+
+
+def run(
+    command: list[str], *, patience: float = PATIENCE, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """A command to its end, also where there is no such program."""
+    every = {**os.environ, **environment}
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=patience, check=False, env=every
+        )
+    except FileNotFoundError as error:
+        return subprocess.CompletedProcess(command, 127, "", str(error))
+
+
+def mountable(rights: str, directory: Path) -> list[str]:
+    """What a command begins with that is to mount a file system of its own; skips the test where none can."""
+    tried = run([*NAMESPACES[rights], "mount", "-t", "tmpfs", "none", str(directory)])
+    if tried.returncode:
+        pytest.skip(f"no tmpfs can be mounted here with the rights {rights!r}: {tried.stderr.strip()}")
+    return NAMESPACES[rights]
 
 
 class Victim:

@@ -7,25 +7,12 @@ short writes and refusals.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from faults.harness import HERE, PATIENCE
-
-NAMESPACES = {
-    "unprivileged": ["unshare", "--user", "--map-root-user", "--mount"],
-    "root": ["unshare", "--mount"],
-}
-
-
-def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    except FileNotFoundError as error:
-        return subprocess.CompletedProcess(command, 127, "", str(error))
+from faults.harness import HERE, NAMESPACES, mountable, run
 
 
 def fill_the_disk(directory: Path, kind: str, namespace: list[str]) -> None:
@@ -35,11 +22,7 @@ def fill_the_disk(directory: Path, kind: str, namespace: list[str]) -> None:
 
 @pytest.mark.parametrize("rights", NAMESPACES)
 def test_a_full_tmpfs(rights: str, tmp_path: Path) -> None:
-    mount = [*NAMESPACES[rights], "mount", "-t", "tmpfs", "none", str(tmp_path)]
-    tried = run(mount)
-    if tried.returncode:
-        pytest.skip(f"no tmpfs can be mounted here with the rights {rights!r}: {tried.stderr.strip()}")
-    fill_the_disk(tmp_path, "tmpfs", NAMESPACES[rights])
+    fill_the_disk(tmp_path, "tmpfs", mountable(rights, tmp_path))
 
 
 def test_a_file_size_limit(tmp_path: Path) -> None:

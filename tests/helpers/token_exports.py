@@ -69,7 +69,10 @@ class Export:
         return RankPart(
             rank=rank,
             file=writer.file,
+            sequences=len(made.heads),
+            selected=len(made.heads),
             records=len(made.heads),
+            complete=True,
             tokens=len(made.token_F),
             trained_tokens=int(made.trained_F.sum()),
             end=writer.end,
@@ -85,6 +88,7 @@ class Export:
             batch=iteration + 1,
             format=self.kind,
             loss={"name": "ppo", "clip_low": CLIP, "clip_high": CLIP},
+            applied=[True],
             columns=[],
             fraction=1.0,
             sequences=records,

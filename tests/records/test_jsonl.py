@@ -284,6 +284,20 @@ def test_a_policy_has_a_positive_interval(interval: int) -> None:
         every_ms(interval)
 
 
+def test_lines_can_be_taken_back_and_others_come_in_their_place(path: Path) -> None:
+    with JsonlWriter(path) as writer:
+        first = writer.append(b'{"n":1}')
+        writer.wait(writer.append(b'{"n":2}'))
+        with pytest.raises(ValueError, match="past the last line"):
+            writer.cut(writer.position + 1)
+        writer.cut(first)
+        assert (writer.position, writer.durable) == (first, first)
+        writer.append(b'{"n":3}')
+    assert [line.data for line in read_lines(path)] == [b'{"n":1}', b'{"n":3}']
+    with pytest.raises(WriteError, match="closed"):
+        writer.cut(0)
+
+
 def test_closing_twice_is_fine_and_a_closed_writer_refuses(path: Path) -> None:
     writer = JsonlWriter(path)
     end = writer.append(b"{}")

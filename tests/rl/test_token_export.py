@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
+import rollbook
 from helpers.equal_runs import differences
 from helpers.kills import KilledRun
 from helpers.rl_runs import settings_of, write_setup
@@ -17,9 +21,10 @@ from rollbook.errors import WriteError
 from rollbook.query.session import Session
 from rollbook.records.iterations import Fate, read_iterations
 from rollbook.records.token_files import read_manifest
+from rollbook.records.token_masks import ppo_masks
 from rollbook.records.token_places import files_of, token_source
 from rollbook.records.token_writers import JsonWriter
-from rollbook.records.tokens import read_sequences
+from rollbook.records.tokens import TokenSequence, read_sequences
 from rollbook.records.transcripts import Transcript
 from rollbook.rl.replay.what_if import what_if
 from rollbook.rl.settings import RlSettings, load_settings
@@ -27,6 +32,7 @@ from rollbook.rl.train import train
 from rollbook.tokens.report import token_report
 
 KINDS = ("jsonl", "parquet")
+CLIP = 0.0001
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +42,14 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def exporting(setup: Path, log_path: Path, *, export: Any = None, **changes: Any) -> RlSettings:
     """Losses that mask, several optimiser steps, and the export on."""
-    loss = {"name": "ppo", "clip_low": 0.0001, "clip_high": 0.0001}
+    loss = {"name": "ppo", "clip_low": CLIP, "clip_high": CLIP}
     block = {"experimental": {"token_export": export}}
     return settings_of(
         setup, log_path, **({"loss": loss, "minibatches": 2, "trainer": block, "evals": []} | changes)
     )
 
 
-def sequences(manifest: Path) -> list[Any]:
+def sequences(manifest: Path) -> list[TokenSequence]:
     found = []
     for file in files_of(manifest):
         found += read_sequences(file.path, end=file.end)
@@ -78,10 +84,6 @@ def test_an_empty_block_exports_every_trained_rollout(setup: Path, tmp_path: Pat
     ]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     assert all(line["time/token_export"] > 0 for line in lines)
-    assert any(
-        sequence.columns["is_masked_high"].any() and sequence.columns["is_masked_low"].any() is not None
-        for sequence in sequences(manifest_of(tmp_path / "run"))
-    )
 
 
 def test_the_metrics_of_the_loss_are_those_of_every_exported_token(setup: Path, tmp_path: Path) -> None:
@@ -149,13 +151,24 @@ def follow(run: Path, *, processes: int) -> None:
         ] * (len(ids) - prompt)  # fmt: skip
         assert sequence.columns["inference_logprobs"][prompt:].tolist() == pytest.approx(turn.logprobs)
         assert sequence.task_id == transcript.task_id and sequence.policy_version == key[0]
-        masked = sequence.columns["is_masked"]
-        if not masked[prompt:].any():
-            continue
-        ratio = sequence.columns["importance_ratio"]
-        high = (ratio > 1.0001) & (sequence.columns["advantages"] > 0)
-        low = (ratio < 0.9999) & (sequence.columns["advantages"] < 0)
-        assert (masked == (high | low)).all()
+    follow_masks(list(found.values()), processes)
+
+
+def follow_masks(found: Sequence[TokenSequence], processes: int) -> None:
+    """The masks are those of the loss by its formula, on every process, of packed rows too."""
+    counts = dict.fromkeys(range(processes), np.zeros(2, np.int64))
+    for sequence in found:
+        advantage, ratio = (sequence.columns[name] for name in ("advantages", "importance_ratio"))
+        assert advantage is not None and ratio is not None and advantage.dtype == ratio.dtype == np.float32
+        wanted = ppo_masks(advantage, ratio, clip_low=CLIP, clip_high=CLIP)
+        for name, mask in zip(("is_masked_high", "is_masked_low"), wanted, strict=True):
+            assert np.array_equal(sequence.columns[name], mask), name
+        assert np.array_equal(sequence.columns["is_masked"], wanted[0] | wanted[1])
+        counts[sequence.rank] = counts[sequence.rank] + [mask.sum() for mask in wanted]
+    for rank, (high, low) in counts.items():
+        assert high > 0 and low > 0, f"process {rank} has masked {high} high and {low} low"
+        in_batch = Counter((one.iteration, one.micro_step) for one in found if one.rank == rank)
+        assert max(in_batch.values()) > 1, f"process {rank} has packed no two rows"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -235,6 +248,13 @@ def test_a_full_disk_ends_the_export_and_a_resume_completes_it(
     gaps = token_report(token_source(log)).incomplete
     assert [(gap.iteration, gap.records) for gap in gaps] == [(3, 0), (4, 0)]
     assert all(gap.selected and "the disk is full" in gap.errors[0] for gap in gaps)
+    assert token_report(token_source(log)).not_exported == []
+    manifest = manifest_of(log).read_bytes().splitlines(keepends=True)
+    manifest_of(log).write_bytes(b"".join(manifest[:4]))  # a line that was waiting for room, and a kill
+    assert token_report(token_source(log)).not_exported == [4]
+    assert token_report(token_source(log), iteration=2).not_exported == []
+    (lost,) = [one for one in rollbook.audit(log).findings if "is in no token export" in one.what]
+    assert "iteration 4" in lost.what and "rollbook replay" in lost.next and "restore" not in lost.next
     train(exporting(setup, log, iterations=5), resume="000002", log=lambda _: None)
     assert [step.complete for step in read_manifest(manifest_of(log))] == [True] * 5
     follow(log, processes=1)
@@ -248,6 +268,7 @@ def test_off_and_on_again_on_resume(setup: Path, tmp_path: Path) -> None:
     assert [step.iteration for step in read_manifest(manifest_of(log))] == [0, 1, 2, 3]
     train(exporting(setup, log, iterations=8), resume=True, log=lambda _: None)
     assert [step.iteration for step in read_manifest(manifest_of(log))] == [0, 1, 2, 3, 6, 7]
+    assert token_report(token_source(log)).not_exported == []  # nobody asked for 4 and 5
     train(exporting(setup, log, iterations=8), resume="000002", log=lambda _: None)
     assert [step.iteration for step in read_manifest(manifest_of(log))] == [*range(8)]
     follow(log, processes=1)

@@ -217,7 +217,7 @@ def test_rows_that_are_missing_are_told(tmp_path: Path) -> None:
     files = Export().write(tmp_path)
     lines = files.manifest.read_bytes().splitlines()
     last = orjson.loads(lines[2])
-    last |= {"selected": 9, "complete": False}
+    last |= {"selected": 9, "complete": False, "applied": [True, False, False]}
     last["ranks"][1] = {"rank": 1, "error": "the disk is full"}
     files.manifest.write_bytes(b"\n".join([*lines[:2], orjson.dumps(last)]) + b"\n")
     (gap,) = report_of(tmp_path).incomplete
@@ -227,7 +227,10 @@ def test_rows_that_are_missing_are_told(tmp_path: Path) -> None:
         8,
         ["process 1: the disk is full"],
     )
-    assert report_of(tmp_path, iteration=1).incomplete == []
+    (void,) = report_of(tmp_path).not_applied
+    assert (void.iteration, void.optim_steps) == (2, [1, 2])
+    before = report_of(tmp_path, iteration=1)
+    assert before.incomplete == [] and before.not_applied == []
 
 
 def test_the_noise_floor_stands_beside_the_mismatch(tmp_path: Path) -> None:

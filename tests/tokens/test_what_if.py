@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -37,7 +37,7 @@ def name_of(kind: type[Loss]) -> str:
 def test_every_loss_has_its_bounds_and_defaults_here() -> None:
     assert {name_of(kind) for kind in LOSSES} == BOUNDS.keys()
     for kind in LOSSES:
-        plain = msgspec.to_builtins(kind())
+        plain = kind().described()
         known = {"name": name_of(kind), **BOUNDS[name_of(kind)]}
         assert known.items() <= plain.items()
         assert set(plain) - set(known) <= {"kl_tau"}  # which leaves nothing out
@@ -48,7 +48,7 @@ def test_every_loss_has_its_bounds_and_defaults_here() -> None:
 @settings(max_examples=40, deadline=None)
 def test_the_masks_are_those_of_the_loss(kind: type[Loss], data: st.DataObject, seed: int, size: int) -> None:
     bounds = {name: data.draw(BOUND) for name in BOUNDS[name_of(kind)]}
-    loss = kind(**bounds)
+    loss = with_bounds(kind, bounds)
     chance = np.random.default_rng(seed)
     mu_N = -chance.exponential(0.7, size).astype(np.float32)
     pi_N = (mu_N + chance.normal(0, chance.choice([0.01, 0.3, 30]), size)).clip(max=0).astype(np.float32)
@@ -64,7 +64,9 @@ def test_the_masks_are_those_of_the_loss(kind: type[Loss], data: st.DataObject, 
     facts = loss(inputs).facts_N
     ratio_N = facts["ratio"].numpy() if "ratio" in facts else None
     chunk = Chunk([sequence(mu_N, pi_N, advantage_N, ratio_N)])
-    scenario = changed(None, {"name": name_of(kind), **bounds}, "")
+    manifest = msgspec.json.decode(msgspec.json.encode(loss.described())) | {"name": name_of(kind)}
+    scenario = changed(manifest, {}, "")
+    assert scenario == {"name": name_of(kind), **bounds}
     high_N, low_N, known_N = left_out(scenario, chunk)
     if "reason" not in facts:
         assert not (high_N | low_N).any()
@@ -78,6 +80,25 @@ def test_the_masks_are_those_of_the_loss(kind: type[Loss], data: st.DataObject, 
     assert known_N.all()
     assert (high_N == (reason_N == Reason.CLIPPED_HIGH))[clear_N].all()
     assert (low_N == (reason_N == Reason.CLIPPED_LOW))[clear_N].all()
+
+
+def with_bounds(kind: type[Loss], bounds: dict[str, float]) -> Loss:
+    """The loss with other thresholds, also where they are no settings of it."""
+    if kind is not ReferenceKl:
+        return kind(**bounds)
+
+    class Changed(ReferenceKl, tag="changed", frozen=True, kw_only=True):
+        mask_low: ClassVar[float] = bounds["mask_low"]
+
+    return Changed()
+
+
+def test_fixed_thresholds_are_those_of_the_manifest() -> None:
+    assert ReferenceKl().described() == {"name": "reference_kl", "mask_low": 0.2, "kl_tau": 0.001}
+    other = {"name": "reference_kl", "mask_low": 0.05, "kl_tau": 0.5}
+    assert changed(other, {}, "") == {"name": "reference_kl", "mask_low": 0.05}
+    assert changed({"name": "reference_kl"}, {}, "")["mask_low"] == 0.2  # as older manifests have it
+    assert changed(other, {"name": "dppo"}, "") == {"name": "dppo", "mask_low": 0.2, "mask_high": 0.2}
 
 
 def sequence(mu_N: Any, pi_N: Any, advantage_N: Any, ratio_N: Any) -> TokenSequence:

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from helpers.core import core_engine, core_model
 from rollbook.errors import RollbookError, UsageError
+from rollbook.records.token_columns import DERIVED
 from rollbook.records.token_files import RunIdentity, read_manifest
 from rollbook.records.token_places import files_of
 from rollbook.records.token_settings import TokenExportSettings, with_token_export
-from rollbook.records.tokens import read_sequences
+from rollbook.records.tokens import TokenSequence, read_sequences
 from rollbook.tiny import write_tiny_tokenizer
 from rollbook.train.batch import Batch, Example, ExampleKey, packed_batch, padded_batch
 from rollbook.train.engine import Engine
@@ -117,9 +118,11 @@ def exported(
         settings, root, identity, tokenizer, Processes(), seed=0, alert=lambda *_: None
     ) as export:
         watched = Watched(export)
-        for number, step in enumerate(batches):
-            engine.step(step, loss, 0.0, seen=watched.at(3, number))
-        export.commit(3, loss, batch=4, ends_part=True)
+        steps = [
+            engine.step(step, loss, 0.0, seen=watched.at(3, number)) for number, step in enumerate(batches)
+        ]
+        export.commit(3, loss, steps, batch=4)
+        export.end_part()
     return watched
 
 
@@ -241,41 +244,56 @@ def test_a_record_says_where_it_belongs_and_needs_no_tokenizer(
 
 def test_the_manifest_says_what_is_there(tmp_path: Path, tokenizer: Any, engine: Engine) -> None:
     engine.model.use_packing(True)
-    rows = examples(2, [6, 7, 5, 9])
+    rows = examples(2, [6, 7, 5, 9], odd=False)
     loss = PpoClip(clip_low=0.3)
     batch = packed_batch(rows)
     exported(tmp_path, tokenizer, engine, [[batch], [batch]], loss)
     (step,) = read_manifest(tmp_path / "token_exports" / "manifest.jsonl")
     assert step.loss == {"name": "ppo", "clip_low": 0.3, "clip_high": 0.28}
+    assert step.applied == [True, True]
     assert (step.iteration, step.batch, step.sequences, step.records, step.complete) == (3, 4, 8, 8, True)
     assert step.trained_tokens == 2 * batch.trained_tokens and step.tokens == 2 * 27
     (part,) = step.ranks
     assert (part.rank, part.file, part.records) == (0, "rank_0.jsonl", 8)
+    assert (part.sequences, part.selected, part.complete) == (8, 8, True)
     assert part.end == (tmp_path / "token_exports" / "rank_0.jsonl").stat().st_size
+
+
+def test_a_step_that_was_not_applied_is_told(tmp_path: Path, tokenizer: Any, engine: Engine) -> None:
+    """One of two, whose loss is not finite; the thresholds that are no settings stand there too."""
+    engine.model.use_packing(True)
+    good, bad = examples(2, [6, 7], odd=False), examples(2, [6, 7], odd=False)
+    bad[0].columns_T["reference_logprob"][:] = np.nan
+    steps = [[packed_batch(good)], [packed_batch(bad)]]
+    exported(tmp_path, tokenizer, engine, steps, ReferenceKl(), fraction=0.6)
+    (step,) = read_manifest(tmp_path / "token_exports" / "manifest.jsonl")
+    assert step.applied == [True, False] and step.complete
+    assert step.loss == {"name": "reference_kl", "mask_low": 0.2, "kl_tau": 0.001}
+    (part,) = step.ranks
+    assert (part.sequences, part.selected, part.complete) == (4, step.selected, True)
 
 
 def test_a_step_without_records_is_marked(tmp_path: Path, tokenizer: Any) -> None:
     with TokenExport(
         TokenExportSettings(), tmp_path, RunIdentity("r", 1), tokenizer, Processes(), seed=0, alert=print
     ) as export:
-        export.commit(0, PpoClip(), batch=1)
-        export.commit(1, PpoClip(), batch=2, ends_part=True)
+        export.commit(0, PpoClip(), [], batch=1)
+        export.commit(1, PpoClip(), [], batch=2)
+        export.end_part()
     steps = list(read_manifest(tmp_path / "token_exports" / "manifest.jsonl"))
     assert [(step.iteration, step.records, step.complete) for step in steps] == [(0, 0, True), (1, 0, True)]
 
 
-def test_every_fraction_and_columns(tmp_path: Path, tokenizer: Any, engine: Engine) -> None:
+def test_every_and_fraction(tmp_path: Path, tokenizer: Any, engine: Engine) -> None:
     engine.model.use_packing(True)
     rows = examples(3, [5] * 40)
     chosen = {}
     for name, seed_of_order in (("one", 1), ("other", 2)):
         order = np.random.default_rng(seed_of_order).permutation(len(rows))
         batches = [[packed_batch([rows[place] for place in part]) for part in np.array_split(order, 3)]]
-        exported(tmp_path / name, tokenizer, engine, batches, PpoClip(), fraction=0.4, columns=["entropy"])
+        exported(tmp_path / name, tokenizer, engine, batches, PpoClip(), fraction=0.4)
         found = lines(tmp_path / name)
         chosen[name] = {(record["group_idx"], record["traj_idx"]) for record in found}
-        arrays = {key for key, value in found[0].items() if isinstance(value, list)} - {"turns"}
-        assert arrays == {"text_offsets", "token_ids", "loss_mask", "entropy"}
     assert chosen["one"] == chosen["other"]  # the same trajectories, however they were batched
     assert 6 <= len(chosen["one"]) <= 28
     (step,) = read_manifest(tmp_path / "one" / "token_exports" / "manifest.jsonl")
@@ -286,8 +304,37 @@ def test_every_fraction_and_columns(tmp_path: Path, tokenizer: Any, engine: Engi
     ) as export:  # fmt: skip
         for iteration in range(4):
             engine.step([packed_batch(rows)], PpoClip(), 0.0, seen=export.seen(iteration, 0))
-            export.commit(iteration, PpoClip(), batch=iteration + 1)
+            export.commit(iteration, PpoClip(), [], batch=iteration + 1)
     assert [record["iteration"] for record in lines(tmp_path / "every")] == [0] * 40 + [2] * 40
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    "columns", [["entropy"], ["mismatch_kl"], ["prob_delta", "is_masked_low"], ["log_importance_ratio"]]
+)
+def test_columns_that_were_asked_for_are_there_and_no_others(
+    tmp_path: Path, tokenizer: Any, engine: Engine, kind: Any, columns: list[str]
+) -> None:
+    """Parquet keeps what a derived column follows from in its place; a reader gets the same values."""
+    engine.model.use_packing(True)
+    batches = [[packed_batch(examples(3, [5, 9, 7], odd=False))]]
+
+    def read(name: str, **given: Any) -> tuple[list[str], list[TokenSequence]]:
+        exported(tmp_path / name, tokenizer, engine, batches, PpoClip(), format=kind, **given)
+        manifest = tmp_path / name / "token_exports" / "manifest.jsonl"
+        (step,), (file,) = read_manifest(manifest), files_of(manifest)
+        return step.columns, list(read_sequences(file.path, end=file.end))
+
+    _, whole = read("whole")
+    named, found = read("few", columns=columns)
+    logprobs = {"inference_logprobs", "trainer_logprobs"}
+    sources = logprobs if kind == "parquet" and not {*DERIVED}.isdisjoint(columns) else set()
+    assert set(named) == {"token_ids", "loss_mask", *columns, *sources}
+    for one, other in zip(whole, found, strict=True):
+        stored = other.columns.keys() - {"position_ids"}  # that any record has
+        assert stored == {*named, *(DERIVED if sources else ())}
+        for name in stored:
+            assert np.array_equal(one.get(name), other.get(name), equal_nan=True), name
 
 
 def test_a_loss_of_ones_own_without_facts_has_no_masks(
@@ -328,7 +375,7 @@ def test_files_of_others_are_not_touched(tmp_path: Path, tokenizer: Any) -> None
         with TokenExport(
             settings, tmp_path, RunIdentity("mine", 1), tokenizer, Processes(), seed=0, alert=print
         ) as export:
-            export.commit(0, PpoClip(), batch=1)
+            export.commit(0, PpoClip(), [], batch=1)
 
     foreign = tmp_path / "theirs" / "rank_0.jsonl"
     foreign.parent.mkdir()
@@ -380,14 +427,16 @@ def test_a_full_disk_ends_the_export_and_not_the_run(
             if iteration == 3:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
             assert engine.step([batch] * 3, PpoClip(), 0.0, seen=export.seen(iteration, 0)).applied
-            export.commit(iteration, PpoClip(), batch=iteration + 1)
+            export.commit(iteration, PpoClip(), [], batch=iteration + 1)
     steps = list(read_manifest(tmp_path / "token_exports" / "manifest.jsonl"))
     assert [step.complete for step in steps] == [True, False, False, False]
     assert [(step.selected, step.records) for step in steps] == [(36, 36), (36, 0), (36, 0), (36, 0)]
     assert "not written" in str(steps[1].ranks[0].error) or "append failed" in str(steps[1].ranks[0].error)
     assert len(alerts) == 1 and alerts[0].startswith("the token export has stopped: process 0: ")
-    if kind == "jsonl":
-        assert [record["iteration"] for record in lines(tmp_path)] == [0] * 36
+    (path,) = (path for path in (tmp_path / "token_exports").iterdir() if path.name.startswith("rank"))
+    assert path.stat().st_size == steps[0].ranks[0].end
+    (file,) = files_of(tmp_path / "token_exports" / "manifest.jsonl")
+    assert [sequence.iteration for sequence in read_sequences(path, end=file.end)] == [0] * 36
 
 
 def test_what_goes_wrong_in_the_writer_is_raised_in_the_loop(
@@ -401,7 +450,7 @@ def test_what_goes_wrong_in_the_writer_is_raised_in_the_loop(
         monkeypatch.setattr("rollbook.train.export.records_of", lambda *_: 1 / 0)
         engine.step([batch], PpoClip(), 0.0, seen=export.seen(0, 0))
         with pytest.raises(RollbookError, match="the token export failed: ZeroDivisionError"):
-            export.commit(0, PpoClip(), batch=1)
+            export.commit(0, PpoClip(), [], batch=1)
 
 
 def test_what_goes_wrong_after_the_last_commit_is_raised_or_told_too(
@@ -421,10 +470,12 @@ def test_what_goes_wrong_after_the_last_commit_is_raised_or_told_too(
         ) as export:  # fmt: skip
             engine.step([batch], PpoClip(), 0.0, seen=export.seen(0, 0))
             monkeypatch.setattr("rollbook.records.token_writers.to_parquet", fail)
-            export.commit(0, PpoClip(), batch=1, ends_part=True)
+            export.commit(0, PpoClip(), [], batch=1)
+            export.end_part()
 
     export_once(OSError("no space is left"), "full")
-    assert alerts == ["the token export has stopped: no space is left"]
+    (alert,) = alerts
+    assert alert.startswith("the token export has stopped: no space is left; nothing more is exported until")
     (file,) = files_of(tmp_path / "full" / "token_exports" / "manifest.jsonl")
     assert file.path.suffix == ".arrows" and len(list(read_sequences(file.path, end=file.end))) == 2
     with pytest.raises(RollbookError, match="the token export failed: ZeroDivisionError"):
@@ -435,7 +486,7 @@ def test_off_is_an_object(tmp_path: Path, tokenizer: Any, engine: Engine) -> Non
     export = open_export(None, tmp_path, RunIdentity("r", 1), tokenizer, Processes(), seed=0, alert=print)
     with export:
         engine.step([packed_batch(examples(8, [6]))], PpoClip(), 0.0, seen=export.seen(0, 0))
-        assert export.commit(0, PpoClip(), batch=1) == 0.0
+        assert export.commit(0, PpoClip(), [], batch=1) == 0.0
     assert not list(tmp_path.iterdir())
 
 

@@ -15,6 +15,7 @@ from rollbook.audit.auditor import Auditor
 from rollbook.audit.checkpoints import ends_a_line
 from rollbook.audit.compare import label
 from rollbook.audit.fates import Fates
+from rollbook.audit.manifest_line import ManifestLine, is_complete
 from rollbook.audit.plan import RlPlan
 from rollbook.audit.recount import MASKS, MaskCounts, Values
 from rollbook.audit.result import Kind
@@ -106,26 +107,12 @@ class ExportAudit:
         if place is None:
             return None
         step = self._step_at(place)
-        if step.run_id != self._run_id:
-            what = f"iteration {iteration} is of the run {step.run_id}"
-            self._auditor.find(Kind.FOREIGN, what, file=self._manifest, line=place.number)
-        if not step.complete:
-            errors = "; ".join(sorted({part.error for part in step.ranks if part.error}))
-            what = (
-                f"{step.records} of {step.selected} records of iteration {iteration} were written: {errors}"
-            )
-            self._auditor.find(Kind.MISSING, what, file=self._manifest, line=place.number, next=_NO_WAY)
+        line = ManifestLine(self._auditor, self._manifest, place.number, step)
+        line.check(self._run_id)
         rows: dict[int, dict[tuple[int, int], _Row]] | None = None
         if trained is not None and transcripts is not None and fates is not None:
             rows = _rows_by_rank(trained, iteration, plan)
-            selected = sum(map(len, rows.values()))
-            said = (step.sequences, step.selected, [part.rank for part in step.ranks])
-            if said != (len(trained.flat), selected, list(range(max(1, len(rows))))):
-                what = (
-                    f"iteration {iteration} has {step.sequences} rows, {step.selected} chosen, of processes "
-                    f"{said[2]}; iterations.jsonl has {len(trained.flat)}, {selected}, {[*rows]}"
-                )
-                self._auditor.find(Kind.DIFFERS, what, file=self._manifest, line=place.number)
+            line.compare(len(trained.flat), rows)
         masks = MaskCounts()
         is_whole = step.complete and step.selected == step.sequences
         for part in step.ranks:
@@ -160,7 +147,7 @@ class ExportAudit:
         path = records.path_of(part.file)
         if not path.exists():
             return False
-        if content is not None and step.complete:
+        if content is not None and is_complete(part):
             content.find_missing(path)
         said = [part.records, part.tokens, part.trained_tokens]
         self._auditor.check("parts of the token export", said == counts)
@@ -190,9 +177,6 @@ class ExportAudit:
                     f"the record is of iteration {record.sequence.iteration}, which the manifest has not here"
                 )
                 self._auditor.find(Kind.DIFFERS, what, file=path, line=record.number)
-
-
-_NO_WAY = "what was not written then cannot be had back; rollbook replay computes it again"
 
 
 class _RankRecords:

@@ -11,11 +11,11 @@ import numpy as np
 
 from rollbook.audit.places import Ints
 from rollbook.audit.tables import keys_of
-from rollbook.records.checkpoints import read_checkpoints
 from rollbook.records.layout import TRAIN, RunFiles, eval_split
 from rollbook.records.run_info import RunInfo
-from rollbook.records.token_settings import is_chosen
+from rollbook.records.token_settings import PlannedExport, is_chosen, planned_export
 from rollbook.rl.schedule import Schedule, groups_drawn, is_evaluated
+from rollbook.runs.config_history import first_with_config
 
 
 class _Environment(msgspec.Struct):
@@ -30,11 +30,6 @@ class _Eval(msgspec.Struct):
 
 class _Sampler(msgspec.Struct):
     max_tokens: int
-
-
-class Export(msgspec.Struct):
-    every: int = 1
-    fraction: float = 1.0
 
 
 class RlPlan(msgspec.Struct):
@@ -65,10 +60,9 @@ class RlPlan(msgspec.Struct):
         return keys_of(groups, np.tile(np.arange(self.group_size), self.groups))
 
     @property
-    def export(self) -> Export | None:
+    def export(self) -> PlannedExport | None:
         """The settings of the token export; None where it is off."""
-        found = (self.trainer.get("experimental") or {}).get("token_export")
-        return msgspec.convert(found, Export) if isinstance(found, dict) else None
+        return planned_export(self.trainer)
 
     def exports(self, i: int) -> bool:
         return self.export is not None and i >= self.since and i % self.export.every == 0
@@ -100,20 +94,5 @@ def read_plan(config: Mapping[str, Any], files: RunFiles, info: RunInfo) -> RlPl
         plan = msgspec.convert(config, RlPlan)
     except msgspec.ValidationError:
         return None
-    plan.since = _first_of_config(files, info)
+    plan.since = first_with_config(files, info)
     return plan
-
-
-def _first_of_config(files: RunFiles, info: RunInfo) -> int:
-    """The first iteration with the present config.json: a resume keeps one that differs beside the others."""
-    changed = [
-        int(old.parent.name.removeprefix("attempt_"))
-        for old in files.superseded.glob("attempt_[0-9]*/config.json*")
-    ]
-    if not changed:
-        return 0
-    batches = {stored.record.name: stored.record.batch or 0 for stored in read_checkpoints(files.checkpoints)}
-    later = [attempt.resumed_from for attempt in info.attempts if attempt.attempt > max(changed)]
-    # A checkpoint that is no longer recorded was left behind by a resume from an older one, which counts.
-    begun = [0 if name is None else batches[name] for name in later if name is None or name in batches]
-    return min(begun, default=0)

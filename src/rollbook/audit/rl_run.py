@@ -15,6 +15,7 @@ from rollbook.audit.compare import Step
 from rollbook.audit.exports import ExportAudit
 from rollbook.audit.iteration import Asked, IterationAudit, IterationLine
 from rollbook.audit.leftovers import audit_unnamed_files, count_superseded
+from rollbook.audit.manifest_line import NOT_WRITTEN
 from rollbook.audit.metric_lines import MetricLines
 from rollbook.audit.missing import LeftOut
 from rollbook.audit.plan import RlPlan, read_plan
@@ -168,7 +169,7 @@ class RlAudit:
                 values |= exported.values if exported is not None else {}
         elif is_train and self._plan is not None and self._plan.exports(iteration):
             what = f"iteration {iteration} is in no token export"
-            self._auditor.find(Kind.MISSING, what, file=self._files.iterations, line=number)
+            self._auditor.find(Kind.MISSING, what, file=self._files.iterations, line=number, next=NOT_WRITTEN)
         audit.compare_digests()
         if is_train:
             self._compare_weights(line, number)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from rollbook.tokens.by_text import MaskedSide
-    from rollbook.tokens.report import TokenReport
+    from rollbook.tokens.report import NotApplied, TokenReport
     from rollbook.tokens.top import TopToken
     from rollbook.tokens.totals import Row
 
@@ -85,7 +85,7 @@ def print_report(report: TokenReport, most: int) -> None:
 
 
 def _print_head(screen: Console, report: TokenReport) -> None:
-    from rollbook.tokens.report import HOW_TO_EXPORT
+    from rollbook.tokens.report import HOW_TO_EXPORT, gaps_of
 
     first, last = report.iterations or [0, 0]
     what = f"iteration {first}" if first == last else f"iterations {first} to {last}"
@@ -97,19 +97,19 @@ def _print_head(screen: Console, report: TokenReport) -> None:
         screen.print(Text(printable(f"loss {loss.get('name')}" + (f": {settings}" if settings else ""))))
     if not report.is_exported:
         screen.print(Text(HOW_TO_EXPORT, style="yellow"))
-    for gap in report.incomplete[:3]:
-        why = "; ".join(gap.errors) or "no reason is known"
-        missing = gap.selected - gap.records
-        screen.print(
-            Text(
-                printable(
-                    f"iteration {gap.iteration}: {missing:,} of {gap.selected:,} rows are missing: {why}"
-                ),
-                "red",
-            )
-        )
-    if len(report.incomplete) > 3:
-        screen.print(Text(f"and {len(report.incomplete) - 3} more iterations with missing rows", "red"))
+    void = [_void(one) for one in report.not_applied[:3]]
+    if len(report.not_applied) > 3:
+        void.append(f"and {len(report.not_applied) - 3} more iterations with such steps")
+    for line in (*gaps_of(report.incomplete, report.not_exported), *void):
+        screen.print(Text(printable(line), "red"))
+
+
+def _void(void: NotApplied) -> str:
+    steps = ", ".join(map(str, void.optim_steps))
+    return (
+        f"iteration {void.iteration}: not applied: optimiser step {steps}; something was not finite, or "
+        "nothing was trained, and the weights stayed as they were"
+    )
 
 
 def _print_totals(screen: Console, report: TokenReport) -> None:

@@ -140,6 +140,21 @@ class JsonlWriter:
         self.wait(self._end)
         return self._durable
 
+    def cut(self, end: int) -> None:
+        """Drop every line behind `end`, which is the end of a line; the file may be appended to again."""
+        self._refuse_in_a_fork()
+        with self._append_guard:
+            if self._closed:
+                raise WriteError(f"{self.path}: the writer is closed")
+            if end > self._end:
+                raise ValueError(f"{self.path}: byte {end} is past the last line, which ends at {self._end}")
+            try:
+                os.ftruncate(self._descriptor, end)
+            except OSError as error:
+                raise WriteError(f"{self.path}: cannot be cut: {error.strerror or error}") from error
+            self._end, self._durable = end, min(self._durable, end)
+            self._settled = True
+
     def close(self) -> None:
         """Sync and let go. Safe to call twice; raises if the last lines could not be synced."""
         if os.getpid() != self._pid:

@@ -6,6 +6,7 @@ value of one token). Writers, the reader, the view `tokens` and the settings are
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -66,7 +67,13 @@ COLUMNS = tuple(
     column.array for column in TOKEN_COLUMNS if column.origin not in (Origin.SOMETIMES, Origin.PRIME_RL)
 )
 MASKS = tuple(column.array for column in TOKEN_COLUMNS if column.origin is Origin.LOSS)
-DERIVED = ("log_importance_ratio", "mismatch_kl", "prob_delta")  # from the two logprobs
+DERIVED = ("log_importance_ratio", "mismatch_kl", "prob_delta")
+_SOURCES = ("inference_logprobs", "trainer_logprobs")  # what the derived ones follow from
+
+
+def with_sources(names: Collection[str]) -> frozenset[str]:
+    """These columns, and the ones that they follow from."""
+    return frozenset(names if set(DERIVED).isdisjoint(names) else (*names, *_SOURCES))
 
 
 def derived(inference: Floats | None, trainer: Floats | None) -> dict[str, Floats | None]:

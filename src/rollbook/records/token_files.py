@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rollbook.errors import BadFileError, UsageError
-from rollbook.records.jsonl import Line, read_lines
+from rollbook.records.jsonl import JsonlWriter, Line, read_lines
 from rollbook.records.layout import TRAIN
 from rollbook.records.record import Record, decode_record
 from rollbook.records.token_settings import TokenExportSettings
@@ -40,11 +40,14 @@ class RunIdentity(NamedTuple):
 
 
 class RankPart(msgspec.Struct, kw_only=True):
-    """What one process wrote of an iteration."""
+    """What one process trained of an iteration, and wrote of that."""
 
     rank: int
     file: str | None = None  # beside the manifest; a `.parquet` may still be an `.arrows`
-    records: int = 0
+    sequences: int | None = None  # rows that it trained; None in a manifest of an older version
+    selected: int | None = None  # of these, those that were to be written
+    records: int = 0  # and those that were
+    complete: bool | None = None  # every selected one was written
     tokens: int = 0
     trained_tokens: int = 0
     end: int = 0  # bytes of the file after this iteration; of a part that is open, those of the stream
@@ -62,6 +65,8 @@ class ExportedStep(Record, kw_only=True):
     batch: int  # a checkpoint of this batch or a later one contains it
     format: str
     loss: dict[str, Any]
+    # Of each optimiser step: whether it changed the weights, so whether all was finite; None: not known.
+    applied: list[bool] | None = None
     columns: list[str]
     fraction: float
     sequences: int  # rows that were trained, in all optimiser steps and processes
@@ -69,8 +74,52 @@ class ExportedStep(Record, kw_only=True):
     records: int  # and those that were
     tokens: int
     trained_tokens: int
-    complete: bool  # every selected one was written
+    complete: bool  # every selected one was written, by every process
     ranks: list[RankPart]
+
+
+def sums_of(parts: list[RankPart]) -> dict[str, Any]:
+    """What a line of the manifest says of all processes together, and of each."""
+    return {
+        "sequences": sum(part.sequences or 0 for part in parts),
+        "selected": sum(part.selected or 0 for part in parts),
+        "records": sum(part.records for part in parts),
+        "tokens": sum(part.tokens for part in parts),
+        "trained_tokens": sum(part.trained_tokens for part in parts),
+        "complete": all(part.complete for part in parts),
+        "ranks": parts,
+    }
+
+
+class ManifestWriter:
+    """The one writer of a manifest. A line that a full disk refuses waits, and is tried again before the
+    next."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = JsonlWriter(path, check=False)
+        self._waiting: list[ExportedStep] = []
+
+    def append(self, step: ExportedStep) -> None:
+        """Raises a WriteError where a line has to wait."""
+        self._waiting.append(step)
+        self._flush()
+
+    def replace_last(self, step: ExportedStep) -> None:
+        """Put another line in the place of the last one that waits."""
+        self._waiting[-1] = step
+        self._flush()
+
+    def close(self) -> None:
+        try:
+            self._flush()
+        finally:
+            self._lines.close()
+
+    def _flush(self) -> None:
+        while self._waiting:
+            self._lines.append(self._waiting[0].encode())
+            del self._waiting[0]
+        self._lines.sync()
 
 
 class ExportFiles(NamedTuple):

@@ -15,7 +15,7 @@ import msgspec
 
 from rollbook.errors import UsageError
 from rollbook.records.identity import derive_seed
-from rollbook.records.token_columns import COLUMNS, EXPORTED
+from rollbook.records.token_columns import COLUMNS, EXPORTED, with_sources
 
 ALWAYS = ("token_ids", "loss_mask")  # without these no other column can be read
 
@@ -38,8 +38,11 @@ class TokenExportSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unkn
             raise ValueError(f"path {self.path!r} names no file or directory")
 
     def exports(self, name: str) -> bool:
-        """Whether a column is written."""
-        return self.columns is None or name in self.columns or name in ALWAYS
+        """Whether the export has a column. In Parquet the ones that another follows from stand for it."""
+        if self.columns is None:
+            return True
+        wanted = {*ALWAYS, *self.columns}
+        return name in (with_sources(wanted) if self.format == "parquet" else wanted)
 
 
 def is_chosen(fraction: float, seed: int, places: Sequence[str | int]) -> bool:
@@ -61,6 +64,20 @@ class TrainerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_
         """The settings of the export, or None where it is off."""
         found = self.experimental.token_export
         return found if isinstance(found, TokenExportSettings) else None
+
+
+class PlannedExport(msgspec.Struct):
+    """What config.json says of the rows that an export is to have."""
+
+    every: int = 1
+    fraction: float = 1.0
+
+
+def planned_export(trainer: Any) -> PlannedExport | None:
+    """From the block `trainer` of a config.json; None where the export is off."""
+    experimental = trainer.get("experimental") if isinstance(trainer, Mapping) else None
+    found = experimental.get("token_export") if isinstance(experimental, Mapping) else None
+    return msgspec.convert(found, PlannedExport) if isinstance(found, Mapping) else None
 
 
 def with_token_export(values: Mapping[str, Any]) -> dict[str, Any]:

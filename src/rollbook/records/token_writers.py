@@ -6,6 +6,7 @@ any tool reads it; Parquet has the independent ones, and readers derive the othe
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,6 +64,14 @@ class TokenWriter(Protocol):
         """Put everything on the disk."""
         ...
 
+    def keep(self) -> None:
+        """What was synced is in the manifest now."""
+        ...
+
+    def drop(self) -> None:
+        """Cut off what came after the last `keep`, to free its space. Nothing more is written then."""
+        ...
+
     def end_part(self) -> None:
         """A checkpoint comes now: whatever is written later may be dropped by a resume."""
         ...
@@ -79,6 +88,7 @@ class JsonWriter:
         self._settings = settings
         self._lines = JsonlWriter(files.lines_of(rank), check=False)
         self.file: str | None = self._lines.path.name
+        self._kept = self._lines.position
 
     @property
     def end(self) -> int:
@@ -111,6 +121,12 @@ class JsonWriter:
 
     def sync(self) -> None:
         self._lines.sync()
+
+    def keep(self) -> None:
+        self._kept = self._lines.position
+
+    def drop(self) -> None:
+        self._lines.cut(self._kept)
 
     def end_part(self) -> None:
         """The lines of all parts are in one file; the manifest knows where each iteration ends."""
@@ -148,7 +164,7 @@ class ParquetWriter:
         self._stream: Any = None
         self._sink: Any = None
         self._part: Path | None = None  # the final name of the open part
-        self._end = 0
+        self._end = self._kept = 0  # of its stream: what is synced, and what the manifest has
         make_directory(files.directory)
         self._lock = FileLock(files.part_of(rank, 0).with_name(f"{files.prefix}rank_{rank}{PARQUET}"))
         for owner, first, path in files.data_files():  # left open by a killed writer
@@ -181,6 +197,26 @@ class ParquetWriter:
         if self._sink is not None:
             self._end = _synced(self._sink)
 
+    def keep(self) -> None:
+        self._kept = self._end
+
+    def drop(self) -> None:
+        if self._part is None:
+            return
+        path, kept = self._part.with_suffix(STREAM), self._kept
+        with contextlib.suppress(OSError):  # of what is still in its buffer
+            if self._sink is not None:
+                self._sink.close()
+        self._stream = self._sink = self._part = None
+        self._end = self._kept = 0
+        try:
+            if kept:
+                os.truncate(path, kept)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise WriteError(f"{path}: cannot be cut: {error.strerror or error}") from error
+
     def end_part(self) -> None:
         if self._part is None:
             return
@@ -197,7 +233,7 @@ class ParquetWriter:
             to_parquet(path)
         else:
             path.unlink()
-        self._end = 0
+        self._end = self._kept = 0
 
     def close(self) -> None:
         try:

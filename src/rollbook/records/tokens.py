@@ -26,8 +26,9 @@ from rollbook.errors import BadFileError, BadLineError
 from rollbook.records.jsonl import Line, read_lines
 from rollbook.records.layout import TRAIN
 from rollbook.records.record import decode_line
-from rollbook.records.token_columns import ALL_COLUMNS, DERIVED, KINDS, derived
+from rollbook.records.token_columns import ALL_COLUMNS, DERIVED, KINDS, derived, with_sources
 from rollbook.records.token_files import PARQUET, SCHEMA_VERSION, STREAM, on_disk
+from rollbook.records.token_settings import ALWAYS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -213,10 +214,7 @@ def wanted_columns(columns: Collection[str] | None) -> frozenset[str]:
     """What has to be read for some columns."""
     if columns is None:
         return frozenset((*ALL_COLUMNS, TEXT))
-    wanted = {"token_ids", "loss_mask", *columns}
-    if not wanted.isdisjoint(DERIVED):
-        wanted |= {"inference_logprobs", "trainer_logprobs"}
-    return frozenset(wanted)
+    return with_sources({*ALWAYS, *columns})
 
 
 def _read_jsonl(path: Path, start: int, end: int | None, wanted: frozenset[str]) -> Iterator[TokenSequence]:

@@ -98,9 +98,12 @@ def take_steps(
     ]
 
 
-def finish_export(settings: RlSettings, export: NoTokenExport, i: int) -> float:
-    """Commit what was exported of an iteration; returns the seconds that the export took."""
-    return export.commit(i, settings.loss, batch=i + 1, ends_part=is_saved_after(settings, i))
+def finish_export(settings: RlSettings, export: NoTokenExport, i: int, steps: Sequence[StepOutput]) -> float:
+    """Commit what was exported of the steps of an iteration; returns the seconds that the export took."""
+    spent = export.commit(i, settings.loss, steps, batch=i + 1)
+    if is_saved_after(settings, i):
+        export.end_part()
+    return spent
 
 
 def is_saved_after(settings: RlSettings, i: int) -> bool:
@@ -111,8 +114,8 @@ def is_saved_after(settings: RlSettings, i: int) -> bool:
 def assist(trainer: Trainer, settings: RlSettings, export: NoTokenExport, stop: StopSignals) -> None:
     """What every process but the first does: train what it is sent, until nothing more comes."""
     while (share := trainer.processes.scatter(None)) is not None:
-        take_steps(trainer, settings, [share], export)
-        finish_export(settings, export, share.iteration)
+        steps = take_steps(trainer, settings, [share], export)
+        finish_export(settings, export, share.iteration, steps)
         is_stopping(trainer.processes, stop)
 
 

@@ -96,7 +96,7 @@ def run_iteration(job: Job, i: int, before: str) -> str:
     record.timeouts, record.retries = played.timeouts, played.retries
     record.frozen_digest, record.machine = trainer.frozen_digest, trainer.machine
     record.noise = measured.noise
-    clock.add("token_export", finish_export(settings, job.export, i))
+    clock.add("token_export", finish_export(settings, job.export, i, steps))
     run.finish_iteration(record)
     values |= log.metrics() | measured.metrics
     values |= metrics.of_sampling(played.groups, selection, settings.sampler.max_tokens)

@@ -107,8 +107,9 @@ def take_steps(
             evaluate(job, engine, record, progress)
         is_stopped = is_stopping()  # asked of all processes: they must decide the same
         is_saved = step % training.save_steps == 0 or is_last or is_stopped
-        export.commit(step, LOSS, batch=step, ends_part=is_saved)
+        export.commit(step, LOSS, [result], batch=step)
         if is_saved:
+            export.end_part()
             save(job, engine, record, progress)
         if is_stopped and not is_last:
             raise Stopped(f"stopped after step {step}, checkpoint saved; continue with --resume")

@@ -13,6 +13,7 @@ from rollbook.records.token_places import TokenSource
 from rollbook.tokens.by_text import MaskedSide, Sign, TextCounts
 from rollbook.tokens.chunks import Chunk, chunks_of
 from rollbook.tokens.noise_floor import NoiseFloor, noise_floor
+from rollbook.tokens.not_exported import not_exported
 from rollbook.tokens.ranks import RankComparison, RankRow
 from rollbook.tokens.top import TopToken, TopTokens, mismatch_of, surprise_of
 from rollbook.tokens.totals import (
@@ -32,6 +33,9 @@ HOW_TO_EXPORT = (
 )
 
 
+_GAPS = 3  # that are told in words
+
+
 class Incomplete(msgspec.Struct, kw_only=True):
     """An exported iteration of which records are missing."""
 
@@ -39,6 +43,18 @@ class Incomplete(msgspec.Struct, kw_only=True):
     selected: int
     records: int
     errors: list[str]
+
+    def summary(self) -> str:
+        why = "; ".join(self.errors) or "no reason is known"
+        missing = self.selected - self.records
+        return f"iteration {self.iteration}: {missing:,} of {self.selected:,} rows are missing: {why}"
+
+
+class NotApplied(msgspec.Struct, kw_only=True):
+    """An exported iteration with optimiser steps that left the weights as they were."""
+
+    iteration: int
+    optim_steps: list[int]
 
 
 class TokenReport(msgspec.Struct, kw_only=True):
@@ -61,6 +77,8 @@ class TokenReport(msgspec.Struct, kw_only=True):
     by_rank: list[RankRow]
     what_if: list[WhatIf]
     incomplete: list[Incomplete]
+    not_exported: list[int]  # iterations that are complete, and in no line of a manifest
+    not_applied: list[NotApplied]
 
 
 def token_report(
@@ -73,11 +91,12 @@ def token_report(
 ) -> TokenReport:
     """Reads everything once; the memory it takes does not depend on the number of tokens."""
     steps = [step for step in source.steps() if iteration is None or step.iteration == iteration]
-    report = _Report(source, steps, most, band or Band(), what_if)
+    lost = [number for number in not_exported(source) if iteration in (None, number)]
+    report = _Report(source, steps, lost, most, band or Band(), what_if)
     for chunk in chunks_of(source, iteration):
         report.add(chunk)
     if not report.sequences:
-        raise UsageError(_nothing(source, iteration))
+        raise UsageError("\n".join([_nothing(source, iteration), *gaps_of(report.incomplete, lost)]))
     return report.made(noise_floor(source.root, source.info, iteration))
 
 
@@ -88,11 +107,13 @@ class _Report:
         self,
         source: TokenSource,
         steps: Sequence[ExportedStep],
+        lost: list[int],
         most: int,
         band: Band,
         what_if: Sequence[str],
     ) -> None:
         self._source, self._steps, self._most, self._band = source, steps, most, band
+        self._lost, self.incomplete = lost, [_incomplete(step) for step in steps if not step.complete]
         losses: Mapping[int, Loss] = {step.iteration: step.loss for step in steps}
         self._scenarios = [Scenario(words, losses) for words in what_if]
         self.sequences = 0
@@ -145,13 +166,36 @@ class _Report:
             by_optim_step=by_step,
             by_rank=self._ranks.rows(),
             what_if=[scenario.result() for scenario in self._scenarios],
-            incomplete=[_incomplete(step) for step in self._steps if not step.complete],
+            incomplete=self.incomplete,
+            not_exported=self._lost,
+            not_applied=[
+                NotApplied(
+                    iteration=step.iteration,
+                    optim_steps=[number for number, applied in enumerate(step.applied) if not applied],
+                )
+                for step in self._steps
+                if step.applied is not None and not all(step.applied)
+            ],
         )
 
     def _environment(self, sequence: Any) -> int:
         """The number of an environment; where nobody named one, the split."""
         name = sequence.env_name or sequence.split
         return self._environments.setdefault(name, len(self._environments))
+
+
+def gaps_of(incomplete: Sequence[Incomplete], lost: Sequence[int]) -> list[str]:
+    """What is missing, in words: the first gaps, and how many more there are."""
+    said = [gap.summary() for gap in incomplete[:_GAPS]]
+    if len(incomplete) > _GAPS:
+        said.append(f"and {len(incomplete) - _GAPS} more iterations with missing rows")
+    if lost:
+        more = f" and {len(lost) - _GAPS} more" if len(lost) > _GAPS else ""
+        said.append(
+            f"complete, and not in the export: iteration {', '.join(map(str, lost[:_GAPS]))}{more}; a full "
+            "disk may have refused even their lines. rollbook replay computes a step again"
+        )
+    return said
 
 
 def _or_minus_one(value: int | None) -> int:

@@ -27,11 +27,10 @@ BOUNDS: dict[str, dict[str, float]] = {
     "ppo": {"clip_low": 0.2, "clip_high": 0.28},
     "dppo": {"mask_low": 0.2, "mask_high": 0.2},
     "ipo": {"threshold": 0.1},
-    "reference_kl": {},
+    "reference_kl": {"mask_low": 0.2},
     "importance_sampling": {},
     "cross_entropy": {},
 }
-_FIXED_LOW = 0.2  # of reference_kl
 
 
 class WhatIf(msgspec.Struct, kw_only=True):
@@ -129,7 +128,9 @@ _RULES: dict[str, Callable[[Loss, Array, Array, Array], Masks]] = {
         advantage_N, moved_N, mask_low=loss["mask_low"], mask_high=loss["mask_high"]
     ),
     "ipo": lambda loss, advantage_N, ratio_N, moved_N: ipo_masks(moved_N, threshold=loss["threshold"]),
-    "reference_kl": lambda loss, advantage_N, ratio_N, moved_N: reference_masks(moved_N, mask_low=_FIXED_LOW),
+    "reference_kl": lambda loss, advantage_N, ratio_N, moved_N: reference_masks(
+        moved_N, mask_low=loss["mask_low"]
+    ),
     "importance_sampling": _nothing,
     "cross_entropy": _nothing,
 }
@@ -166,7 +167,7 @@ def changed(loss: Loss | None, changes: Mapping[str, Any], words: str) -> Loss:
             f"--what-if {words}: the bounds of the loss {name!r} are not known; name another one, such as "
             f"name=ppo (known: {', '.join(BOUNDS)})"
         )
-    own = {key: loss[key] for key in BOUNDS[name]} if loss and loss["name"] == name else {}
+    own = {key: loss[key] for key in BOUNDS[name] if key in loss} if loss and loss["name"] == name else {}
     for key in changes.keys() - {"name"} - BOUNDS[name].keys():
         near = difflib.get_close_matches(key, BOUNDS[name], n=1)
         known = ", ".join(BOUNDS[name]) or "none"

@@ -2,15 +2,17 @@
 
     export = open_export(settings, ...)                       # or an export that is off: the same methods
     engine.step(batches, loss, rate, seen=export.seen(iteration, step))
-    export.commit(iteration, ...)                        # waits for the writer, then a line of the manifest
+    export.commit(iteration, loss, steps, batch=n)       # waits for the writer, then a line of the manifest
 
 `seen` is given the very tensors that made the loss, copies them to the host once and returns; a thread makes
 records of them. The queue between the two is bounded, so a slow disk slows the loop down and never fills the
-memory. A full disk ends the export with an alert, not the run; any other error of the writer is raised here.
+memory. A full disk ends the export with an alert, not the run: the records that no line of the manifest has
+are cut off, which leaves room for its lines. Any other error of the writer is raised here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -24,19 +26,20 @@ import torch
 from torch import Tensor
 
 from rollbook.errors import RollbookError, WriteError
-from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.token_columns import COLUMNS
 from rollbook.records.token_files import (
     ExportedStep,
+    ManifestWriter,
     RankPart,
     RunIdentity,
     export_files,
     refuse_foreign,
+    sums_of,
 )
 from rollbook.records.token_settings import TokenExportSettings, is_chosen
 from rollbook.records.token_writers import TokenWriter, open_token_writer
 from rollbook.train.batch import Batch
-from rollbook.train.engine import Seen, nothing
+from rollbook.train.engine import Seen, StepOutput, nothing
 from rollbook.train.losses import Loss, LossOutput
 from rollbook.train.processes import Processes
 from rollbook.train.token_math import TokenOutputs
@@ -55,9 +58,13 @@ class NoTokenExport:
     def seen(self, iteration: int, step: int, notes: Mapping[int, Noted] | None = None) -> Seen:
         return nothing
 
-    def commit(self, iteration: int, loss: Loss, *, batch: int, ends_part: bool = False) -> float:
-        """Finish an iteration; returns the seconds that the loop has spent on its export."""
+    def commit(self, iteration: int, loss: Loss, steps: Sequence[StepOutput], *, batch: int) -> float:
+        """Finish an iteration of these optimiser steps; returns the seconds that the loop has spent on its
+        export."""
         return 0.0
+
+    def end_part(self) -> None:
+        """A checkpoint comes now: what is exported from here on may be dropped by a resume."""
 
     def __enter__(self) -> Self:
         return self
@@ -116,37 +123,39 @@ class TokenExport(NoTokenExport):
 
         return take
 
-    def commit(self, iteration: int, loss: Loss, *, batch: int, ends_part: bool = False) -> float:
+    def commit(self, iteration: int, loss: Loss, steps: Sequence[StepOutput], *, batch: int) -> float:
         began = time.perf_counter()
         if iteration % self._settings.every == 0:
             self._wait()
             self._synced()
-            own = (self._part, self._sequences, self._selected)
-            gathered = self._processes.gather(own)
+            gathered = self._processes.gather(self._finished_part())
             if gathered is not None:
-                self._append(iteration, batch, loss, gathered)
+                self._append(self._step(iteration, loss, steps, batch, gathered))
+            if self._writer is not None and self._stopped is None:
+                self._writer.keep()
             self._part = RankPart(rank=self._processes.rank)
             self._micro_step = self._sequences = self._selected = 0
-        if ends_part:
-            self._queue.put(self._end_part)
         spent = self._seconds + time.perf_counter() - began
         self._seconds = 0.0
         return spent
+
+    def end_part(self) -> None:
+        self._queue.put(self._end_part)
 
     def __exit__(self, kind: object = None, *_: object) -> None:
         self._queue.put(_CLOSE)
         self._thread.join()
         self._guarded(self._close)
         if self._manifest is not None:
-            self._manifest.close()
+            self._guarded(self._manifest.close)
             self._tell([self._stopped] if self._stopped else [])
         if kind is None:
             self._raise_error()  # of what was still to do after the last commit
 
-    def _open_manifest(self) -> JsonlWriter:
+    def _open_manifest(self) -> ManifestWriter:
         """The manifest is there before any other file: it says whose they are."""
         refuse_foreign(self._files, run_id=self._identity.run_id)
-        return JsonlWriter(self._files.manifest, check=False)
+        return ManifestWriter(self._files.manifest)
 
     def _is_chosen(self, batch: Batch, place: int, iteration: int) -> bool:
         key = batch.keys[place]
@@ -155,43 +164,55 @@ class TokenExport(NoTokenExport):
             places = (key.split, key.iteration, key.group, key.trajectory, key.part)
         return is_chosen(self._settings.fraction, self._seed, places)
 
-    def _append(
-        self, iteration: int, batch: int, loss: Loss, gathered: Sequence[tuple[RankPart, int, int]]
-    ) -> None:
+    def _finished_part(self) -> RankPart:
+        part = self._part
+        part.sequences, part.selected = self._sequences, self._selected
+        part.complete = part.records == part.selected
+        return part
+
+    def _step(
+        self,
+        iteration: int,
+        loss: Loss,
+        steps: Sequence[StepOutput],
+        batch: int,
+        parts: list[RankPart],
+    ) -> ExportedStep:
         """The line of an iteration, of all processes together."""
-        parts = [part for part, _, _ in gathered]
-        records, selected = sum(part.records for part in parts), sum(own for _, _, own in gathered)
-        step = ExportedStep(
+        return ExportedStep(
             run_id=self._identity.run_id,
             attempt=self._identity.attempt,
             split=self._identity.split,
             iteration=iteration,
             batch=batch,
             format=self._settings.format,
-            loss=msgspec.to_builtins(loss),
+            loss=loss.described(),
+            applied=[step.applied for step in steps],
             columns=[name for name in COLUMNS if self._settings.exports(name)],
             fraction=self._settings.fraction,
-            sequences=sum(own for _, own, _ in gathered),
-            selected=selected,
-            records=records,
-            tokens=sum(part.tokens for part in parts),
-            trained_tokens=sum(part.trained_tokens for part in parts),
-            complete=records == selected,
-            ranks=parts,
+            **sums_of(parts),
         )
-        errors = [f"process {part.rank}: {part.error}" for part in parts if part.error]
+
+    def _append(self, step: ExportedStep) -> None:
         assert self._manifest is not None
         try:
-            self._manifest.append(step.encode())
-            self._manifest.sync()
+            self._manifest.append(step)
         except WriteError as error:
-            errors.append(str(error))
-        self._tell(errors)
+            if self._stopped is None:
+                # The line matters more than the records of this process, which make room for it.
+                self._stop(error)
+                self._drop_part()
+                parts = [self._finished_part(), *step.ranks[1:]]
+                step = msgspec.structs.replace(step, **sums_of(parts))
+                with contextlib.suppress(WriteError):
+                    self._manifest.replace_last(step)
+        self._tell([f"process {part.rank}: {part.error}" for part in step.ranks if part.error])
 
     def _tell(self, errors: Sequence[str]) -> None:
         if errors and not self._is_told:
             self._is_told = True
-            self._alert("the token export has stopped", "; ".join(errors))
+            more = "nothing more is exported until the run is resumed"
+            self._alert("the token export has stopped", f"{'; '.join(errors)}; {more}")
 
     def _write_all(self) -> None:
         """The thread of the writer."""
@@ -232,7 +253,11 @@ class TokenExport(NoTokenExport):
         if self._writer is not None and self._stopped is None:
             self._part.file, self._part.end = self._writer.file, self._writer.end
         if self._stopped is not None:
-            self._part = RankPart(rank=self._processes.rank, error=self._stopped)
+            self._drop_part()
+
+    def _drop_part(self) -> None:
+        """Nothing of this iteration is in the file."""
+        self._part = RankPart(rank=self._processes.rank, error=self._stopped)
 
     def _guarded(self, act: Callable[[], None]) -> None:
         """A disk that is full ends the export, not the run."""
@@ -242,7 +267,10 @@ class TokenExport(NoTokenExport):
             self._stop(error)
 
     def _stop(self, error: Exception) -> None:
-        self._stopped = str(error)
+        self._stopped = self._stopped or str(error)
+        if self._writer is not None:
+            with contextlib.suppress(WriteError, OSError):  # the first error is told; a resume cuts as well
+                self._writer.drop()
 
     def _end_part(self) -> None:
         if self._writer is not None:

@@ -215,7 +215,7 @@ def _expected(root: Path, work: _Work, settings: RlSettings, run_id: str) -> Ite
         TokenExportSettings(), root, identity, tokenizer, trainer.processes, seed=0, alert=_no_alert
     ) as export:
         steps = take_steps(trainer, settings, assembled.plan, export)
-        export.commit(i, settings.loss, batch=i + 1)
+        export.commit(i, settings.loss, steps, batch=i + 1)
     after = weights_digest(trainer.model)
     record = trained_record(settings, i, assembled, steps, before=before, after=after)
     record.frozen_digest, record.machine = trainer.frozen_digest, trainer.machine

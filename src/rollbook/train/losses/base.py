@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import torch
@@ -58,9 +58,15 @@ class Loss(msgspec.Struct, tag_field="name", frozen=True, kw_only=True, forbid_u
     samples: ClassVar[bool] = (
         True  # whether its tokens were sampled by a policy, so that entropy is of interest
     )
+    fixed: ClassVar[tuple[str, ...]] = ()  # names of its thresholds that are no settings
 
     def __call__(self, given: LossInputs) -> LossOutput:
         raise NotImplementedError(f"{type(self).__name__} has no formula: define __call__")
+
+    def described(self) -> dict[str, Any]:
+        """Its name, its settings, and the thresholds that are none: all that its masks follow from."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found | {name: getattr(self, name) for name in self.fixed}
 
 
 class Ratio(NamedTuple):
@@ -83,6 +89,12 @@ def weighted_sum(loss_N: Tensor, given: LossInputs) -> Tensor:
     if weight_N is None:
         return loss_N.sum()
     return torch.where(weight_N > 0, weight_N * loss_N, 0.0).sum()
+
+
+def has_no_weight(given: LossInputs) -> Tensor:
+    """Which tokens have weight 0: they may lack every value."""
+    weight_N = given.columns_N.get("weight")
+    return torch.zeros_like(given.logprob_N, dtype=torch.bool) if weight_N is None else weight_N <= 0
 
 
 def facts_of(ratio: Ratio, reason_N: Tensor) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from rollbook.train.losses.base import (
     LossOutput,
     Ratio,
     facts_of,
+    has_no_weight,
     ratio_of,
     reasons,
     weighted_sum,
@@ -60,6 +61,7 @@ class ReferenceKl(Loss, tag="reference_kl", frozen=True, kw_only=True):
     Learning from a reference model on own samples. The thresholds are fixed and are no settings.
     """
 
+    fixed: ClassVar[tuple[str, ...]] = ("mask_low", "kl_tau")
     mask_low: ClassVar[float] = 0.2
     kl_tau: ClassVar[float] = 1e-3
 
@@ -77,7 +79,9 @@ def moved(given: LossInputs) -> Tensor:
 def _banded(
     given: LossInputs, ratio: Ratio, advantage_N: Tensor, high_N: Tensor, low_N: Tensor, kl_tau: float
 ) -> LossOutput:
-    gained_N = torch.where(high_N | low_N, 0.0, -advantage_N * ratio.ratio_N)
+    # The advantage and not the product: 0 times one that is not finite would be a gradient of NaN.
+    held_N = torch.where(high_N | low_N | has_no_weight(given), 0.0, advantage_N)
+    gained_N = -held_N * ratio.ratio_N
     paid_N = kl_tau * ratio.log_N.clamp(-LOG_RATIO_CAP, LOG_RATIO_CAP).square()
     facts = facts_of(ratio, reasons(high_N, low_N)) | {"prob_delta": moved(given)}
     return LossOutput(weighted_sum(gained_N + paid_N, given), facts)

@@ -27,6 +27,7 @@ import msgspec
 from rollbook.errors import LockedError, WriteError
 from rollbook.records.atomic import make_directory
 
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW  # a link could lead to any file
 _RETRY_S = (0.001, 0.01)
 _LOOK_S = 0.02  # somebody who only looks whether a lock is held (`is_held`) is in the way for a moment
 _random = random.SystemRandom()  # the loop's own numbers must not depend on who waited for a lock
@@ -106,7 +107,7 @@ class FileLock:
         while True:
             try:
                 make_directory(self._sidecar.parent)
-                descriptor = os.open(self._sidecar, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                descriptor = os.open(self._sidecar, _FLAGS, 0o666)
             except OSError as error:
                 raise WriteError(f"{self.path}: cannot be locked: {error.strerror or error}") from error
             try:

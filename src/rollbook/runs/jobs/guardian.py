@@ -152,7 +152,8 @@ class LogFile:
     """The log. A full disk costs lines, which are counted, and never stops the run."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._descriptor = os.open(path, flags, 0o666)
         self._returns = CarriageReturns()
         self._lost = 0
 

@@ -2,8 +2,8 @@
 
 A reader, or the next process after a power cut, sees either the old content or the new one: write aside,
 fsync, rename, fsync the directory. A file that is replaced keeps its mode. A symlink is replaced, not
-followed: somebody else may have put it there to have another file overwritten. Only where a user named the path
-(`follow_links`) does it keep pointing.
+followed: somebody else may have put it there to have another file overwritten. Only where a user named the
+path (`follow_links`) does it keep pointing.
 """
 
 from __future__ import annotations

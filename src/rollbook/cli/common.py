@@ -67,8 +67,9 @@ def why_failed(reason: str | None, error: dict[str, Any] | None, exit_code: int 
 
 def print_json(value: Any) -> None:
     from rollbook.records.plain import encode, to_plain
+    from rollbook.records.printable import printable_json
 
-    print(json.dumps(json.loads(encode(to_plain(value))), indent=2, ensure_ascii=False))
+    print(printable_json(json.dumps(json.loads(encode(to_plain(value))), indent=2, ensure_ascii=False)))
 
 
 def duration(seconds: float | None) -> str:

@@ -13,6 +13,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -64,6 +65,12 @@ def replacing(
         ) from error
     if durable:
         fsync_directory(target.parent)
+
+
+def copy_whole(source: Path, path: Path) -> None:
+    """Replace a file by a copy of another."""
+    with source.open("rb") as original, replacing(path) as file:
+        shutil.copyfileobj(original, file, _BUFFER)
 
 
 def remove_leftovers(directory: Path, *, of: str | None = None) -> None:

@@ -128,7 +128,7 @@ class NullRun:
 
     @contextmanager
     def rollouts(
-        self, iteration: int, split: str = TRAIN, *, title: str | None = None
+        self, iteration: int, split: str = TRAIN, *, title: str | None = None, again: Any = None
     ) -> Iterator[NullRolloutLog]:
         yield NullRolloutLog()
 

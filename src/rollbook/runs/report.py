@@ -166,7 +166,7 @@ def _add_details(node: logtree.Node, lines: list[_Line]) -> None:
                 "final_reward": line["final_reward"],
                 "turns": len(line["steps"]),
                 "ac_tokens": _sum_of_known(step["ac_len"] for step in line["steps"]),
-                "final_ob_len": line["final_ob_len"],
+                "final_ob_len": line.get("final_ob_len"),
                 "stop_reason": line.get("stop_reason"),
                 **({"error": line["error"]} if "error" in line else {}),
             },

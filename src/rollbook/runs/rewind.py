@@ -113,7 +113,7 @@ def attempt_directory(files: RunFiles, attempt: int) -> Path:
 
 
 def set_aside(path: Path, files: RunFiles, keep: Path) -> Path:
-    """Move a file or directory of the run below `keep`, beside earlier ones of its name; returns its place."""
+    """Move a file or directory of the run below `keep`, beside earlier ones of its name; where it is now."""
     target = keep / path.relative_to(files.root)
     number = 1
     while target.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ class Late:
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         asked: dict[str, Any] = await request.json()
-        answer = asked["messages"][0]["content"]
+        answer = re.sub(r"=== \w+ ===", "", asked["messages"][0]["content"])  # a new fence each time
         self._asked[answer] += 1
         if self._asked[answer] > self._failures:
             return web.json_response(chat_answer("VERDICT: CORRECT"))

@@ -343,33 +343,6 @@ def test_nobody_there_is_a_connect_failure() -> None:
     assert caught.value.kind is FailureKind.CONNECT
 
 
-def test_a_redirect_is_followed_with_the_request_and_a_loop_is_not_retried() -> None:
-    told = Told(chat_answer("4"))
-
-    async def moved(request: web.Request) -> web.StreamResponse:
-        if request.path.startswith("/v1"):
-            return web.Response(status=307, headers={"Location": "/v2/chat/completions"})
-        return await told(request)
-
-    assert ask(moved).message["content"] == "4"
-    assert told.paths == ["/v2/chat/completions"]
-    assert told.asked[0]["messages"] == QUESTION
-
-    async def loop(request: web.Request) -> web.StreamResponse:
-        return web.Response(status=307, headers={"Location": request.path})
-
-    assert failure(loop).kind is FailureKind.INVALID_REQUEST
-
-
-def test_a_redirect_to_a_page_is_a_bad_answer() -> None:
-    async def login(request: web.Request) -> web.StreamResponse:
-        if request.path.startswith("/v1"):
-            return web.Response(status=302, headers={"Location": "/login"})
-        return web.Response(text="<html>who are you?</html>")
-
-    assert failure(login).kind is FailureKind.BAD_ANSWER
-
-
 def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_KEY", "s3cret")
     server = Told(chat_answer("4"))

@@ -83,7 +83,10 @@ def owner_of(path: Path, *options: str) -> Iterator[Owner]:
 
 def open_elsewhere(path: Path) -> str:
     """What another process is told when it opens the file: nothing, or an error."""
-    code = "import sys; from rollbook.records.jsonl import JsonlWriter; JsonlWriter(sys.argv[1]).close()"
+    code = (
+        "import sys; from rollbook.records.jsonl import JsonlWriter\n"
+        "JsonlWriter(sys.argv[1], follow_links=True).close()"
+    )
     command = [sys.executable, "-c", code, str(path)]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False).stderr
 
@@ -140,7 +143,7 @@ def test_a_link_leads_to_the_same_lock(path: Path, tmp_path: Path) -> None:
     with JsonlWriter(path):
         for way in (tmp_path / "link.jsonl", tmp_path / "other" / "log.jsonl"):
             with pytest.raises(LockedError):
-                JsonlWriter(way)
+                JsonlWriter(way, follow_links=True)
             assert "LockedError" in open_elsewhere(way)
 
 

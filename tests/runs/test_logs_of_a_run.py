@@ -14,6 +14,7 @@ from rollbook import Run, Trajectory, open_run
 from rollbook.errors import UsageError
 from rollbook.records.iterations import Fate, IterationRecord, RolloutFate, TrainRow, TrainStep
 from rollbook.records.jsonl import JsonlWriter
+from rollbook.runs.finished import Again
 
 
 def rows(path: Path) -> list[int]:
@@ -144,11 +145,13 @@ with late.__enter__().group(0, size=4) as group:
     assert "eval_slow_iteration_000001_transcripts.jsonl" in kept
 
 
-def test_an_evaluation_recorded_again_after_the_checkpoint_comes_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("again", ["replace", "append"])
+def test_an_evaluation_recorded_again_after_the_checkpoint_comes_back(again: Again, tmp_path: Path) -> None:
     with Run(tmp_path) as run:
         rollout(run, 0, "eval/test", "first answer")
         run.record_checkpoint("one", batch=1)
-        rollout(run, 0, "eval/test", "second")
+        with run.rollouts(0, "eval/test", again=again) as rollouts, rollouts.group() as group:
+            group.add(Trajectory.single_turn("q", "second", 1.0))
         (tmp_path / "train_iteration_000000.html").write_text("of nobody")
     with Run(tmp_path, resume=True):
         (transcript,) = open_run(tmp_path).transcripts()

@@ -238,17 +238,6 @@ def test_another_programs_files_are_refused(tmp_path: Path) -> None:
         Run(tmp_path, resume=True)
 
 
-def test_recording_an_iteration_again_sets_the_first_aside(tmp_path: Path) -> None:
-    with Run(tmp_path) as run:
-        for text in ("first", "second"):
-            with run.rollouts(0) as rollouts, rollouts.group() as group:
-                group.add(answer(text, 1.0))
-    (transcript,) = open_run(tmp_path).transcripts()
-    assert transcript.messages[-1]["content"] == "second"
-    kept = tmp_path / "superseded/attempt_001/train_iteration_000000_transcripts.jsonl"
-    assert "first" in kept.read_text()
-
-
 def test_checkpoint_is_complete_or_absent(tmp_path: Path) -> None:
     with Run(tmp_path) as run:
         with pytest.raises(RuntimeError), run.checkpoint("000001", batch=1) as directory:

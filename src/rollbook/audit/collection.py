@@ -88,7 +88,8 @@ class CollectionAudit:
         self._session = manifest.sessions[-1]
         progress = read_progress(self._files.progress)
         is_said = progress is not None and progress.status == "running"
-        self._is_running = is_said and progress is not None and why_collector_is_gone(progress) is None
+        gone = why_collector_is_gone(progress, self._files.progress) if progress else None
+        self._is_running = is_said and gone is None
         self._input = input or find_input(self._files.output, self._session)
         self._left_out = LeftOut()
         self._done = 0

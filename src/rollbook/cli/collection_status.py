@@ -40,7 +40,7 @@ def report_of_output(path: Path) -> dict[str, Any]:
     progress = standing.collection
     if progress is None:
         raise UsageError(f"{path}: not a progress file")
-    gone = why_collector_is_gone(progress) if progress.status == "running" else None
+    gone = why_collector_is_gone(progress, path) if progress.status == "running" else None
     if progress.status != "running" or gone:
         disbelieve(standing)
     assert standing.collection is not None

@@ -48,8 +48,9 @@ def why_failed(reason: str | None, error: dict[str, Any] | None, exit_code: int 
 
 def print_json(value: Any) -> None:
     from rollbook.records.plain import encode_document, to_plain
+    from rollbook.records.printable import printable_json
 
-    print(encode_document(to_plain(value)).decode(), end="")
+    print(printable_json(encode_document(to_plain(value)).decode()), end="")
 
 
 def duration(seconds: float | None) -> str:

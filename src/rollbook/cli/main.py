@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from importlib import import_module
 
 from rollbook.cli.dispatch import dispatch
@@ -42,8 +43,10 @@ _NOBODY_READS = 141  # as a shell names a program that SIGPIPE ended
 def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        _dispatch(arguments)
-        sys.stdout.flush()
+        with ExitStack() as opened:
+            _clean_terminals(opened)
+            _dispatch(arguments)
+            sys.stdout.flush()
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
         sys.exit(_NOBODY_READS)
@@ -55,6 +58,15 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("rollbook: interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _clean_terminals(opened: ExitStack) -> None:
+    """Nothing that was read reaches a terminal as it is, whichever print it goes through."""
+    for redirect, stream in ((redirect_stdout, sys.stdout), (redirect_stderr, sys.stderr)):
+        if stream is not None and stream.isatty():
+            from rollbook.records.printable import CleanedStream
+
+            opened.enter_context(redirect(CleanedStream(stream)))
 
 
 def _dispatch(arguments: list[str]) -> None:

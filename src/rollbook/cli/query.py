@@ -114,10 +114,12 @@ def _format(kind: str | None, output: Path | None, as_json: bool) -> Format:
 
 
 def _print(session: Session, sql: str, kind: Format) -> None:
-    from rollbook.query.output import Format, write_text
+    from rollbook.query.output import EscapedJson, Format, write_text
 
     answer = session.run(sql)
-    if kind is not Format.TABLE:
+    if kind in (Format.JSON, Format.JSONL):
+        write_text(answer, EscapedJson(sys.stdout), kind)
+    elif kind is not Format.TABLE:
         write_text(answer, sys.stdout, kind)
     elif answer.columns[:2] == ["explain_key", "explain_value"]:
         from rollbook.cli.output import printable

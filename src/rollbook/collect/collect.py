@@ -74,7 +74,9 @@ def collect(
         lock = _lock(settings, files, opened)
         checked = check(settings, files)
         _log_oddities(settings, files, checked, log)
-        output = opened.enter_context(JsonlWriter(files.output, sync=SYNC, check=False, lock=lock))
+        output = opened.enter_context(
+            JsonlWriter(files.output, sync=SYNC, check=False, lock=lock, follow_links=True)
+        )
         files.journal.unlink(missing_ok=True)
         is_recorded = _begin_session(checked, output.position)
         on_start(checked.rows)  # before anything that bears the time at which it began

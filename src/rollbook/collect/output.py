@@ -148,7 +148,7 @@ def put_in_order(output: Path, found: Found) -> bool:
         return False
     starts = np.concatenate([[0], found.ends[:-1]])
     try:
-        with output.open("rb") as source, replacing(output, is_locked=True) as target:
+        with output.open("rb") as source, replacing(output, is_locked=True, follow_links=True) as target:
             for start, end in zip(starts[order].tolist(), found.ends[order].tolist(), strict=True):
                 target.write(os.pread(source.fileno(), end - start, start))
     except (OSError, WriteError) as error:

@@ -14,7 +14,7 @@ import msgspec
 
 from rollbook.errors import UsageError
 from rollbook.policies.conversion import to_chat
-from rollbook.policies.http import Endpoint, check_timeouts, checked_url
+from rollbook.policies.http import MAX_RESPONSE_BYTES, Endpoint, check_limit, check_timeouts, checked_url
 from rollbook.rollouts.episode import episode_played_elsewhere, time_limit
 from rollbook.rollouts.types import Episode, FailureKind, RolloutFailure, Task
 from rollbook.rollouts.usage import usage_from
@@ -38,6 +38,7 @@ class GymSettings(msgspec.Struct, kw_only=True):
     url: str
     connect_timeout_s: float = 30.0
     total_timeout_s: float | None = 3600.0
+    max_response_bytes: int = MAX_RESPONSE_BYTES
 
 
 def build(env: Mapping[str, Any], policy: Any, *, max_turns: int, timeout_s: float | None) -> GymAgent:
@@ -48,6 +49,7 @@ def build(env: Mapping[str, Any], policy: Any, *, max_turns: int, timeout_s: flo
         gym.url,
         connect_timeout_s=gym.connect_timeout_s,
         total_timeout_s=gym.total_timeout_s,
+        max_response_bytes=gym.max_response_bytes,
         timeout_s=timeout_s,
     )
 
@@ -67,13 +69,18 @@ class GymAgent:
         *,
         connect_timeout_s: float = 30.0,
         total_timeout_s: float | None = 3600.0,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
         timeout_s: float | None = None,
     ) -> None:
         check_timeouts(connect_timeout_s, total_timeout_s, "env")
+        check_limit(max_response_bytes, "env")
         self._timeout_s = timeout_s
         base = checked_url(url, "env.url").removesuffix("/run")
         self._endpoint = Endpoint(
-            f"{base}/run", connect_timeout_s=connect_timeout_s, total_timeout_s=total_timeout_s
+            f"{base}/run",
+            connect_timeout_s=connect_timeout_s,
+            total_timeout_s=total_timeout_s,
+            max_response_bytes=max_response_bytes,
         )
 
     async def run(self, task: Task) -> Episode:

@@ -45,7 +45,9 @@ from rollbook.rollouts.user_code import as_written, blaming
 _NOT_SETTINGS = ("name", "as", "weight")
 _FOR_ALL = ("tasks", "system")  # unless the environment has a setting of that name
 # Settings of an endpoint (a judge) that say where and how fast, not what.
-_OPERATIONAL = frozenset({"base_url", "api_key_env", "headers", "connect_timeout_s", "total_timeout_s"})
+_OPERATIONAL = frozenset(
+    {"base_url", "api_key_env", "headers", "connect_timeout_s", "total_timeout_s", "max_response_bytes"}
+)
 _NOT_PARAMS = frozenset({"input", "tools", "instructions"})
 _SHOWN_PROBLEMS = 20
 _OTHER_SHAPE = (KeyError, TypeError, ValueError, AttributeError, msgspec.MsgspecError)

@@ -73,7 +73,7 @@ class VerifiersAgent:
         *,
         timeout_s: float | None = None,
     ) -> None:
-        checked_url(policy.base_url, "policy.base_url")
+        checked_url(policy.base_url, "policy.base_url", has_key=policy.api_key_env is not None)
         bearer(policy.api_key_env, "policy.api_key_env")
         check_timeouts(policy.connect_timeout_s, policy.total_timeout_s, "policy")
         self._environment = _load(name, settings)

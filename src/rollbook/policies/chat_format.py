@@ -126,8 +126,12 @@ class ChatFormat:
         return self._mask.masked(conversation.messages, conversation.tools)
 
     def _plain(self, prompt: str, completion: str) -> Masked:
-        first = self.tokenizer(prompt)["input_ids"]
-        second = self.tokenizer(completion, add_special_tokens=False)["input_ids"]
+        """Text as characters, with control tokens only where the tokenizer itself puts one."""
+        texts = [{"role": "assistant", "content": text} for text in (prompt, completion)]
+        given = self._template.protect(texts)
+        before, after = (message["content"] for message in given.messages)
+        first = self._template.encode_start(before, given.cut).token_ids
+        second = self._template.encode(after, given.cut).token_ids
         end = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
         tokens = np.asarray([*first, *second, *end], dtype=np.int32)
         return Masked(tokens, np.arange(len(tokens)) >= len(first))

@@ -1,7 +1,8 @@
 """One URL that JSON is posted to, and every way the other side can misbehave as a kind of failure.
 
 One aiohttp session serves thousands of requests in flight. Nothing is retried here, because the slot a
-retry waits in belongs to others.
+retry waits in belongs to others. A request goes to the origin that was named and to no other, with its body,
+or not at all; of an answer no more is read than was allowed, counted after it was unpacked.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from yarl import URL
 from rollbook.errors import UsageError
 from rollbook.rollouts.types import FailureKind, RolloutFailure
 
+MAX_RESPONSE_BYTES = 64 << 20
 _BODY_SHOWN = 300
+_REDIRECTS = frozenset({300, 301, 302, 303, 307, 308})
+_KEEPING_THE_BODY = frozenset({307, 308})
+_MOST_REDIRECTS = 5
 _TRY_LATER = frozenset({408, 409, 425})
 
 
@@ -36,11 +41,13 @@ class Endpoint:
         headers: Mapping[str, str] | None = None,
         connect_timeout_s: float = 30.0,
         total_timeout_s: float | None = 3600.0,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
         refusal_hint: str = "",
     ) -> None:
         self.url, self._address = url, URL(url)
         self._headers = {"Content-Type": "application/json", **(headers or {})}
         self._timeout = aiohttp.ClientTimeout(total=total_timeout_s, sock_connect=connect_timeout_s)
+        self._max_bytes = max_response_bytes
         self._refusal_hint = refusal_hint  # said after a 401 or 403
         self._session: aiohttp.ClientSession | None = None
 
@@ -66,18 +73,73 @@ class Endpoint:
         if self._session is None:
             self._session = self._open_session()
         try:
-            # No `async with`, which is three coroutines more: to read is to let go of the connection.
-            response = await self._session.post(self._address, data=data)
-            return response.status, response.headers, await response.read()
+            response = await self._arrived(self._session, data)
+            return response.status, response.headers, await self._body(response)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise RolloutFailure(FailureKind.CONNECT, f"{self.url}: {said(error)}") from None
         except TimeoutError:
             limit = self._timeout.total
             raise RolloutFailure(FailureKind.TIMEOUT, f"{self.url}: no answer within {limit} s") from None
-        except (aiohttp.TooManyRedirects, aiohttp.InvalidURL) as error:
+        except aiohttp.InvalidURL as error:
             raise RolloutFailure(FailureKind.INVALID_REQUEST, f"{self.url}: {said(error)}") from None
         except (aiohttp.ClientError, ConnectionError, asyncio.IncompleteReadError) as error:
             raise RolloutFailure(FailureKind.TRANSPORT, f"{self.url}: {said(error)}") from None
+
+    async def _arrived(self, session: aiohttp.ClientSession, data: bytes) -> aiohttp.ClientResponse:
+        """The response of the address that takes the request, perhaps another one of the same origin."""
+        address = self._address
+        for _ in range(_MOST_REDIRECTS + 1):
+            # No `async with`, which is three coroutines more: to read is to let go of the connection.
+            response = await session.post(address, data=data, allow_redirects=False)
+            location = response.headers.get("Location")
+            if response.status not in _REDIRECTS or location is None:
+                return response
+            response.close()
+            address = self._redirected(address, response.status, location)
+        raise RolloutFailure(
+            FailureKind.INVALID_REQUEST, f"{self.url}: redirected more than {_MOST_REDIRECTS} times"
+        )
+
+    def _redirected(self, address: URL, status: int, location: str) -> URL:
+        try:
+            # What else stands in a URL (a password, a query) is nothing that a message should repeat.
+            target = address.join(URL(location)).with_user(None)
+            shown = str(target.with_query(None).with_fragment(None))
+            is_elsewhere = target.origin() != self._address.origin()
+        except ValueError:
+            raise RolloutFailure(
+                FailureKind.INVALID_REQUEST, f"{self.url} answered {status} with a Location that is no URL"
+            ) from None
+        if is_elsewhere:
+            why = "which is another origin, so the request was not sent there"
+        elif status not in _KEEPING_THE_BODY:
+            why = "where the request would arrive without its body"
+        else:
+            return target
+        raise RolloutFailure(
+            FailureKind.INVALID_REQUEST,
+            f"{self.url} answered {status}, a redirect to {shown}, {why}; if that is the right address, "
+            "configure it",
+            status=status,
+        )
+
+    async def _body(self, response: aiohttp.ClientResponse) -> bytes:
+        """The whole body. A connection that is left with half of one on it is closed."""
+        pieces, size, read = [], 0, response.content.readany
+        try:
+            while piece := await read():
+                pieces.append(piece)
+                size += len(piece)
+                if size > self._max_bytes:
+                    raise RolloutFailure(
+                        FailureKind.BAD_ANSWER,
+                        f"{self.url} answered {response.status} with more than {self._max_bytes} bytes "
+                        "(max_response_bytes); the rest was not read",
+                    )
+        except BaseException:
+            response.close()
+            raise
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _open_session(self) -> aiohttp.ClientSession:
         # The scheduler bounds what is in flight; a second bound here would only hide requests in a queue.
@@ -121,15 +183,36 @@ def kind_of_status(status: int) -> FailureKind:
     return FailureKind.INVALID_REQUEST
 
 
-def checked_url(url: str, key: str) -> str:
-    """The URL without its last slash; one that no request could be sent to is refused by its key."""
+def checked_url(url: str, key: str, *, has_key: bool = False) -> str:
+    """The URL without its last slash; one that no request could be sent to is refused by its key.
+
+    `has_key`: a key is sent with each request.
+    """
     try:
         parsed = URL(url)
     except ValueError as error:
         raise UsageError(f"{key} {url!r} is not a URL: {error}") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise UsageError(f"{key} {url!r} is not a URL; write it like http://127.0.0.1:8000/v1")
+    if "?" in url or "#" in url:
+        where, _, name = key.rpartition(".")
+        keys = f"; a key belongs into {where}.api_key_env" if name == "base_url" else ""
+        raise UsageError(
+            f"{key} has a query or a fragment (from its ? or # on), which no request would carry; "
+            f"write {parsed.with_query(None).with_fragment(None).with_user(None)}{keys}"
+        )
+    if has_key and parsed.user is not None:
+        where = key.rpartition(".")[0]
+        raise UsageError(
+            f"{key} has a user or a password in it, and {where}.api_key_env names a key: only one of them "
+            f"can be sent; write {parsed.with_user(None)} or leave out {where}.api_key_env"
+        )
     return url.rstrip("/")
+
+
+def check_limit(max_response_bytes: int, where: str) -> None:
+    if max_response_bytes < 1:
+        raise UsageError(f"{where}.max_response_bytes is {max_response_bytes}; it must be above 0")
 
 
 def check_timeouts(connect_timeout_s: float, total_timeout_s: float | None, where: str) -> None:

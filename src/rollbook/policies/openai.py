@@ -44,6 +44,7 @@ class OpenAISettings(msgspec.Struct, kw_only=True):
     max_tokens_key: str = "max_tokens"  # some servers want max_completion_tokens
     connect_timeout_s: float = 30.0
     total_timeout_s: float | None = 3600.0
+    max_response_bytes: int = 64 << 20  # of an answer, after it was unpacked
     headers: dict[str, str] = {}
 
 
@@ -104,14 +105,17 @@ class OpenAIPolicy:
         path = "/chat/completions" if self._by_chat else "/responses"
         key = f"{where}.api_key_env"
         # Not at the top of the file: those who only describe a policy need no HTTP, which is long to import.
-        from rollbook.policies.http import Endpoint, bearer, check_timeouts, checked_url
+        from rollbook.policies.http import Endpoint, bearer, check_limit, check_timeouts, checked_url
 
         check_timeouts(settings.connect_timeout_s, settings.total_timeout_s, where)
+        check_limit(settings.max_response_bytes, where)
+        has_key = settings.api_key_env is not None
         self._endpoint = Endpoint(
-            checked_url(settings.base_url, f"{where}.base_url") + path,
+            checked_url(settings.base_url, f"{where}.base_url", has_key=has_key) + path,
             headers={**settings.headers, **bearer(settings.api_key_env, key)},
             connect_timeout_s=settings.connect_timeout_s,
             total_timeout_s=settings.total_timeout_s,
+            max_response_bytes=settings.max_response_bytes,
             refusal_hint=_about_the_key(settings.api_key_env, key),
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +18,7 @@ import orjson
 
 from rollbook.errors import RollbookError, UsageError, WriteError
 from rollbook.query.session import Answer, SeenTooLateError, Session
+from rollbook.records.printable import csv_cell, printable_json
 
 
 class Format(StrEnum):
@@ -56,7 +57,7 @@ def _write(session: Session, sql: str, path: Path, kind: Format) -> int:
         return write_text(session.run(sql), stream, kind)
 
 
-def write_text(answer: Answer, stream: TextIO, kind: Format) -> int:
+def write_text(answer: Answer, stream: TextIO | EscapedJson, kind: Format) -> int:
     writer = {Format.CSV: _write_csv, Format.JSON: _write_json, Format.JSONL: _write_lines}[kind]
     return writer(answer, stream)
 
@@ -74,17 +75,26 @@ def _appearing_whole(path: Path) -> Iterator[Path]:
         aside.unlink(missing_ok=True)
 
 
-def _write_csv(answer: Answer, stream: TextIO) -> int:
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(answer.columns)
+def _write_csv(answer: Answer, stream: TextIO | EscapedJson) -> int:
+    plain = csv.writer(stream, lineterminator="\n")
+    quoted = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL)
+
+    def write(row: Iterable[Any]) -> None:
+        cells = [_as_text(value) for value in row]
+        # The module leaves these as they are, and whoever reads ends the line there.
+        has_returns = any(isinstance(cell, str) and "\r" in cell for cell in cells)
+        (quoted if has_returns else plain).writerow(cells)
+
+    write(answer.columns)
     count = 0
     for batch in answer.batches:
-        writer.writerows([_as_text(value) for value in row] for row in batch)
+        for row in batch:
+            write(row)
         count += len(batch)
     return count
 
 
-def _write_lines(answer: Answer, stream: TextIO) -> int:
+def _write_lines(answer: Answer, stream: TextIO | EscapedJson) -> int:
     count = 0
     for line in _json_rows(answer):
         stream.write(line + "\n")
@@ -92,7 +102,7 @@ def _write_lines(answer: Answer, stream: TextIO) -> int:
     return count
 
 
-def _write_json(answer: Answer, stream: TextIO) -> int:
+def _write_json(answer: Answer, stream: TextIO | EscapedJson) -> int:
     count = 0
     for line in _json_rows(answer):
         stream.write(("[\n" if count == 0 else ",\n") + line)
@@ -148,9 +158,17 @@ def _parsed(value: Any) -> Any:
 
 
 def _as_text(value: Any) -> Any:
-    if isinstance(value, list | dict | tuple):
-        return _dumped(value)
-    return value
+    return csv_cell(_dumped(value) if isinstance(value, list | dict | tuple) else value)
+
+
+class EscapedJson:
+    """A stream of JSON to whoever reads: what a terminal would act on is escaped, which changes no value."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(printable_json(text))
 
 
 def _dumped(value: Any) -> str:

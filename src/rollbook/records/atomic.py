@@ -1,7 +1,9 @@
 """Whole files appear complete or not at all.
 
 A reader, or the next process after a power cut, sees either the old content or the new one: write aside,
-fsync, rename, fsync the directory. A file that is replaced keeps its mode; a symlink keeps pointing.
+fsync, rename, fsync the directory. A file that is replaced keeps its mode. A symlink is replaced, not
+followed: somebody else may have put it there to have another file overwritten. Only where a user named the
+path (`follow_links`) does it keep pointing.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -28,12 +31,14 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, durable: bool = True, is_locked: bool = False) -> Iterator[BinaryIO]:
+def replacing(
+    path: Path, *, durable: bool = True, is_locked: bool = False, follow_links: bool = False
+) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` when all is written; after any exception nothing is left of it.
 
     `is_locked`: nobody else replaces it now, so what a killed process left of its attempt is removed.
     """
-    target = path.resolve() if path.is_symlink() else path
+    target = path.resolve() if follow_links and path.is_symlink() else path
     aside = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
     try:
         make_directory(target.parent)
@@ -60,6 +65,12 @@ def replacing(path: Path, *, durable: bool = True, is_locked: bool = False) -> I
         ) from error
     if durable:
         fsync_directory(target.parent)
+
+
+def copy_whole(source: Path, path: Path) -> None:
+    """Replace a file by a copy of another."""
+    with source.open("rb") as original, replacing(path) as file:
+        shutil.copyfileobj(original, file, _BUFFER)
 
 
 def remove_leftovers(directory: Path, *, of: str | None = None) -> None:
@@ -100,4 +111,5 @@ def fsync_directory(directory: Path) -> None:
 
 def _take_mode_of(target: Path, descriptor: int) -> None:
     with contextlib.suppress(FileNotFoundError):  # a new file has the mode that the umask gave it
-        os.fchmod(descriptor, target.stat().st_mode & 0o777)
+        if not target.is_symlink():
+            os.fchmod(descriptor, target.stat().st_mode & 0o777)

@@ -46,6 +46,7 @@ _SECRETS = """
     client_secret*.json token token.* *_token *token.txt *_key.txt *api_key* *apikey.txt *password.txt
     *passwords.txt
 """
+_OF_COLLECTION = re.compile(r"(_failures|_tasks)?\.jsonl$|_(manifest|progress)\.json$")
 _SOURCE_FILE, _SECRET_FILE = (
     re.compile("|".join(translate(pattern) for pattern in patterns.split()))
     for patterns in (_SOURCES, _SECRETS)
@@ -144,9 +145,8 @@ def _new_sources(git: _Git, report: _Report) -> list[bytes]:
         for entry in listed.read().split(b"\0")[:-1]:
             name = os.fsdecode(entry)
             size = _size_of(git.root / name)
-            output = next((p for p in Path(name).parents[:-1] if _is_output(git.root / p)), None)
-            if output is not None:
-                report.leave_out(f"{output}/", size, "the output of runs")
+            if (output := _output_of(git.root, name)) is not None:
+                report.leave_out(output, size, "the output of runs")
             elif name.endswith("/"):
                 report.leave_out(name, None, "a repository of its own")
             elif why := _refusal(name):
@@ -166,6 +166,15 @@ def _refusal(name: str) -> str | None:
         (".example", ".sample", ".template", ".dist", ".py")
     )
     return "its name says that it holds a secret" if is_secret else None
+
+
+def _output_of(root: Path, name: str) -> str | None:
+    """What a path belongs to that runs wrote: a directory, or the files of a collection."""
+    for parent in Path(name).parents[:-1]:
+        if _is_output(root / parent):
+            return f"{parent}/"
+    stem = _OF_COLLECTION.sub("", name)
+    return f"{stem}*" if stem != name and (root / f"{stem}_manifest.json").exists() else None
 
 
 def _is_output(directory: Path) -> bool:
@@ -191,7 +200,9 @@ def _add_patches(git: _Git, report: _Report, commit: str, new: set[str]) -> bool
 
 
 def _add_patch(git: _Git, report: _Report, path: str, patch: bytes, size: int) -> None:
-    if why := _refusal(path) or _not_text(patch):
+    if (output := _output_of(git.root, path)) is not None:
+        report.leave_out(output, _size_of(git.root / path), "the output of runs")
+    elif why := _refusal(path) or _not_text(patch):
         report.leave_out(path, _size_of(git.root / path), why)
     else:
         report.add_patch(path, patch, size)

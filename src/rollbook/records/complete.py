@@ -98,7 +98,7 @@ def unfinished_path(target: Path) -> Path:
 
 @contextlib.contextmanager
 def complete_directory(
-    target: Path, *, displace: Callable[[Path], None] | None = None, wait_s: float = 0.0
+    target: Path, *, displace: Callable[[Path], object] | None = None, wait_s: float = 0.0
 ) -> Iterator[Path]:
     """Yields an empty directory that becomes `target` when the block ends, or is removed when it raises.
 
@@ -236,7 +236,7 @@ def _making(target: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _publish(aside: Path, target: Path, displace: Callable[[Path], None] | None) -> None:
+def _publish(aside: Path, target: Path, displace: Callable[[Path], object] | None) -> None:
     try:
         files = _sync_and_digest(aside)
         mark = msgspec.to_builtins(CompleteMark(utc_now(), files))

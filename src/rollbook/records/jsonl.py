@@ -66,18 +66,22 @@ class JsonlWriter:
         sync: SyncPolicy = ON_CLOSE,
         check: bool = True,
         lock: FileLock | None = None,
+        follow_links: bool = False,
     ) -> None:
         """Open for appending, repairing the tail; `check=False` skips reading the lines already there.
 
         `lock` is that of this file, where the caller holds it already; it stays the caller's to release.
+        `follow_links`: a user named this path, so it may be a symlink; any other that is one is refused.
         """
         self.path = Path(path)
         self.policy = sync
+        if not follow_links:
+            _refuse_link(self.path)
         self._lock = None if lock else FileLock(self.path)
         with contextlib.ExitStack() as undo:
             undo.callback(self._release)
             make_directory(self.path.parent)
-            self._descriptor = _open_append(self.path)
+            self._descriptor = _open_append(self.path, follow_links)
             undo.callback(os.close, self._descriptor)
             self._end = repair(self.path, self._descriptor, check=check)
             undo.pop_all()
@@ -276,9 +280,15 @@ class JsonlWriter:
                 self.sync()
 
 
-def _open_append(path: Path) -> int:
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise WriteError(f"{path} is a symlink, so its lines would be written to another file; remove it")
+
+
+def _open_append(path: Path, follow_links: bool) -> int:
+    nofollow = 0 if follow_links else os.O_NOFOLLOW
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | nofollow, 0o666)
     except OSError as error:
         raise WriteError(f"{path}: cannot be opened for appending: {error.strerror or error}") from error
     try:

@@ -27,7 +27,9 @@ import msgspec
 from rollbook.errors import LockedError, WriteError
 from rollbook.records.atomic import make_directory
 
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW  # a link could lead to any file
 _RETRY_S = (0.001, 0.01)
+_LOOK_S = 0.02  # somebody who only looks whether a lock is held (`is_held`) is in the way for a moment
 _random = random.SystemRandom()  # the loop's own numbers must not depend on who waited for a lock
 
 
@@ -53,6 +55,23 @@ def noted_holder(path: Path) -> LockHolder | None:
         return None
 
 
+def is_held(path: Path) -> bool:
+    """Whether a living process holds the lock of a file, here or on another machine that shares its disk."""
+    try:
+        descriptor = os.open(
+            lock_path(Path(os.path.realpath(path))), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        )
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EACCES, errno.EAGAIN)
+    finally:
+        os.close(descriptor)
+    return False
+
+
 class FileLock:
     """An exclusive lock on `path`; taken on construction, dropped by `release` or by death."""
 
@@ -63,7 +82,7 @@ class FileLock:
         self.path = path
         self._sidecar = lock_path(Path(os.path.realpath(path)))  # one file has one lock, whatever links to it
         self._owner_pid = os.getpid()
-        deadline = time.monotonic() + wait_s
+        deadline = time.monotonic() + max(wait_s, _LOOK_S)
         while True:
             try:
                 with _guard:
@@ -88,7 +107,7 @@ class FileLock:
         while True:
             try:
                 make_directory(self._sidecar.parent)
-                descriptor = os.open(self._sidecar, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                descriptor = os.open(self._sidecar, _FLAGS, 0o666)
             except OSError as error:
                 raise WriteError(f"{self.path}: cannot be locked: {error.strerror or error}") from error
             try:

@@ -35,8 +35,8 @@ class Step(Record, kw_only=True):
     REQUIRED: ClassVar[frozenset[str]] = frozenset({"reward", "ob_len", "ac_len"})
 
     step_idx: int = 0
-    ob_len: int | None = 0  # tokens that the policy saw before this turn
-    ac_len: int | None = 0  # tokens that it sampled
+    ob_len: int | None = None  # tokens that the policy saw before this turn
+    ac_len: int | None = None  # tokens that it sampled
     reward: float | None = 0.0
     episode_done: bool = False
     metrics: dict[str, Any] = {}
@@ -59,7 +59,7 @@ class Trajectory(msgspec.Struct, kw_only=True):
     final_reward: float | None = 0.0  # of the whole episode, on top of the turns'; None: unknown
     metrics: dict[str, Any] = {}
     stop_reason: str | None = None
-    final_ob_len: int = 0
+    final_ob_len: int | None = None  # tokens of the whole conversation at its end; None: unknown
     extra: dict[str, Any] = {}  # further keys for the summary line
 
     @classmethod
@@ -69,13 +69,13 @@ class Trajectory(msgspec.Struct, kw_only=True):
         completion: str | Message,
         reward: float,
         *,
-        ob_len: int = 0,
-        ac_len: int = 0,
+        ob_len: int | None = None,
+        ac_len: int | None = None,
         metrics: dict[str, Any] | None = None,
         logs: dict[str, Any] | None = None,
         stop_reason: str | None = None,
     ) -> Self:
-        """A prompt, one answer, one reward: the usual case."""
+        """A prompt, one answer, one reward: the usual case. Lengths that are not given are unknown, not 0."""
         shown = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         reply = {"role": "assistant", "content": completion} if isinstance(completion, str) else completion
         step = Step(ob_len=ob_len, ac_len=ac_len, reward=reward, metrics=metrics or {}, logs=logs or {})
@@ -91,7 +91,7 @@ class Trajectory(msgspec.Struct, kw_only=True):
 
 class RolloutSummary(Record, kw_only=True):
     REQUIRED: ClassVar[frozenset[str]] = frozenset(
-        {"sampling_client_step", "total_reward", "final_reward", "task_id"}
+        {"sampling_client_step", "total_reward", "final_reward", "final_ob_len", "task_id"}
     )
 
     schema_version: int = SCHEMA_VERSION
@@ -105,7 +105,7 @@ class RolloutSummary(Record, kw_only=True):
     final_reward: float | None = None
     trajectory_metrics: dict[str, Any] = {}
     steps: list[Step] = []
-    final_ob_len: int = 0
+    final_ob_len: int | None = None
     run_id: str | None = None
     task_id: str | None = None
     status: Status = Status.OK
@@ -153,7 +153,7 @@ def _common_fields(trajectory: Trajectory) -> dict[str, Any]:
     return {
         "trajectory_metrics": trajectory.metrics,
         "steps": _steps_of(trajectory),
-        "final_ob_len": int(trajectory.final_ob_len),
+        "final_ob_len": None if trajectory.final_ob_len is None else int(trajectory.final_ob_len),
         "stop_reason": None if trajectory.stop_reason is None else str(trajectory.stop_reason),
         "extra": trajectory.extra,
     }

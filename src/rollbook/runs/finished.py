@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Literal
 
 import msgspec
 
@@ -12,6 +13,7 @@ from rollbook.records.iterations import IterationRecord
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.layout import Artifact, RunFiles, base_name
 
+Again = Literal["append", "replace"]
 _Key = tuple[str, int]  # split, iteration
 
 
@@ -22,13 +24,21 @@ class FinishedIterations:
         self._files, self._writer = files, writer
         self._open: set[_Key] = set()
         self._closed: dict[_Key, str | None] = {}  # not named yet: how their blocks ended
+        self._recorded: set[_Key] = set()  # by this process, in a block that ended well
         self._guard = threading.RLock()
 
-    def begin(self, split: str, iteration: int) -> None:
-        """Its files are being written from now on."""
+    def begin(self, split: str, iteration: int, again: Again | None) -> None:
+        """Its files are being written from now on; `again` is what becomes of those of an earlier block."""
+        if again not in (None, "append", "replace"):
+            raise UsageError(f"again={again!r}; it is 'append' or 'replace'")
         with self._guard:
             if (split, iteration) in self._open:
                 raise UsageError(f"iteration {iteration} of {split!r} is being recorded already")
+            if (split, iteration) in self._recorded and again is None:
+                raise UsageError(
+                    f"iteration {iteration} of {split!r} is recorded already, and this run recorded it; "
+                    "again='append' adds to it, again='replace' sets it aside"
+                )
             self._open.add((split, iteration))
             self._closed.pop((split, iteration), None)
 
@@ -37,6 +47,10 @@ class FinishedIterations:
         with self._guard:
             self._open.discard((split, iteration))
             self._closed[split, iteration] = error
+            if error is None:
+                self._recorded.add((split, iteration))
+            else:  # a loop may well try it again
+                self._recorded.discard((split, iteration))
 
     def finish(self, record: IterationRecord) -> None:
         """Append the line of an iteration; it is on the disk when this returns."""

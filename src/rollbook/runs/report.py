@@ -157,18 +157,19 @@ def _reward_rows(summary: _Line) -> list[_Row]:
 
 
 def _add_details(node: logtree.Node, lines: list[_Line]) -> None:
+    any_failed = any("error" in line for line in lines)
     trajectories = [
         _row(
             {
                 "traj_idx": line["traj_idx"],
                 "status": line["status"],
+                **({"error": line.get("error")} if any_failed else {}),  # the last column is out of sight
                 "total_reward": line["total_reward"],
                 "final_reward": line["final_reward"],
                 "turns": len(line["steps"]),
                 "ac_tokens": _sum_of_known(step["ac_len"] for step in line["steps"]),
-                "final_ob_len": line["final_ob_len"],
+                "final_ob_len": line.get("final_ob_len"),
                 "stop_reason": line.get("stop_reason"),
-                **({"error": line["error"]} if "error" in line else {}),
             },
             line["trajectory_metrics"],
             {},

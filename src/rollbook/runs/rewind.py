@@ -112,8 +112,8 @@ def attempt_directory(files: RunFiles, attempt: int) -> Path:
     return files.superseded / f"attempt_{attempt:03d}"
 
 
-def set_aside(path: Path, files: RunFiles, keep: Path) -> None:
-    """Move a file or directory of the run below `keep`, beside earlier ones of the same name."""
+def set_aside(path: Path, files: RunFiles, keep: Path) -> Path:
+    """Move a file or directory of the run below `keep`, beside earlier ones of its name; where it is now."""
     target = keep / path.relative_to(files.root)
     number = 1
     while target.exists():
@@ -127,6 +127,7 @@ def set_aside(path: Path, files: RunFiles, keep: Path) -> None:
         and not any(path.parent.iterdir())
     ):
         path.parent.rmdir()
+    return target
 
 
 def _cut(path: Path, length: int, files: RunFiles, keep: Path | None) -> None:

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import orjson
 
 from rollbook.records.atomic import replacing
-from rollbook.records.jsonl import JsonlWriter
+from rollbook.records.jsonl import JsonlWriter, read_lines
 from rollbook.records.locks import FileLock
+from rollbook.records.rollouts import RolloutSummary
 
 
 class Place(NamedTuple):
@@ -51,6 +52,17 @@ class RolloutFiles:
             self._trajectories.append(traj_idx)
             self._ends[0].append(summary_end)
             self._ends[1].append(transcript_end)
+
+    def take_up(self) -> Iterator[RolloutSummary]:
+        """Go on behind the lines that an earlier block left; their summaries."""
+        summaries, transcripts = self._paths
+        for summary, transcript in zip(read_lines(summaries), read_lines(transcripts), strict=True):
+            record = RolloutSummary.from_plain(orjson.loads(summary.data))
+            self._groups.append(record.group_idx)
+            self._trajectories.append(record.traj_idx)
+            self._ends[0].append(summary.end)
+            self._ends[1].append(transcript.end)
+            yield record
 
     def sync(self) -> None:
         for writer in reversed(self._writers):

@@ -137,7 +137,9 @@ class RolloutLog:
         path_of: Callable[[Artifact], Path],
         num_groups_to_log: int,
         lock: FileLock,
+        appends: bool = False,
     ) -> None:
+        """`appends`: to the rollouts that an earlier block of this iteration recorded."""
         self.split, self.iteration = split, iteration
         self.stats = RolloutStats()
         self._run_id = run_id
@@ -147,6 +149,11 @@ class RolloutLog:
         self._guard = threading.Lock()
         self._files = RolloutFiles(path_of(Artifact.SUMMARIES), path_of(Artifact.TRANSCRIPTS), lock)
         self._notes = Notes(path_of(Artifact.SUMMARIES).parent)
+        if appends:
+            for earlier in self._files.take_up():
+                self._claimed.add(earlier.group_idx)
+                self.stats.add(earlier)
+                self.stats.expect(1)
 
     @contextmanager
     def group(

@@ -25,6 +25,7 @@ from typing import Any, Self
 from rollbook.errors import RollbookError, UsageError
 from rollbook.records import logtree
 from rollbook.records.alerts import Alert, Level
+from rollbook.records.atomic import copy_whole
 from rollbook.records.checkpoints import (
     CheckpointRecord,
     is_complete,
@@ -45,7 +46,7 @@ from rollbook.records.run_info import write_run_info
 from rollbook.records.run_inputs import RunInput, with_new
 from rollbook.records.token_files import TOKEN_EXPORTS
 from rollbook.runs.announce import End, enter_history, is_supervised, write_output_dir_note
-from rollbook.runs.finished import FinishedIterations
+from rollbook.runs.finished import Again, FinishedIterations
 from rollbook.runs.random_state import RANDOM_STATE, encode_random_state, read_random_state
 from rollbook.runs.rewind import attempt_directory, set_aside
 from rollbook.runs.rollout_log import RolloutLog
@@ -155,12 +156,16 @@ class Run:
 
     @contextmanager
     def rollouts(
-        self, iteration: int, split: str = TRAIN, *, title: str | None = None
+        self, iteration: int, split: str = TRAIN, *, title: str | None = None, again: Again | None = None
     ) -> Iterator[RolloutLog]:
-        """Record the rollouts of one iteration; `split` is `train` or `eval/<name>`."""
+        """Record the rollouts of one iteration; `split` is `train` or `eval/<name>`.
+
+        An iteration is recorded once. `again="append"` adds groups to it in another block, and
+        `again="replace"` sets what was recorded aside, as happens by itself after a resume or an exception.
+        """
         iteration = as_step(iteration)
         title = title or (f"Iteration {iteration}" if split == TRAIN else f"{split} at iteration {iteration}")
-        with self._recording(split, iteration, tuple(Artifact)) as path_of:
+        with self._recording(split, iteration, tuple(Artifact), again) as path_of:
             log = RolloutLog(
                 run_id=self.id,
                 split=split,
@@ -168,6 +173,7 @@ class Run:
                 path_of=path_of,
                 num_groups_to_log=self.num_groups_to_log,
                 lock=self._lock,
+                appends=again == "append",
             )
             self._open_rollouts.add(log)
             trace = logtree.Trace(title)
@@ -183,7 +189,7 @@ class Run:
     def report(self, iteration: int, split: str = TRAIN, *, title: str) -> Iterator[logtree.Trace]:
         """A report of the loop's own making, for an iteration that `rollouts` does not record."""
         parts = (Artifact.HTML, Artifact.LOGTREE)
-        with self._recording(split, as_step(iteration), parts) as path_of:
+        with self._recording(split, as_step(iteration), parts, "replace") as path_of:
             trace = logtree.Trace(title)
             try:
                 with logtree.trace(trace):
@@ -233,7 +239,7 @@ class Run:
 
     @contextmanager
     def _recording(
-        self, split: str, iteration: int, parts: tuple[Artifact, ...]
+        self, split: str, iteration: int, parts: tuple[Artifact, ...], again: Again | None
     ) -> Iterator[Callable[[Artifact], Path]]:
         """These files are being written; what an earlier recording left of them is set aside."""
         self._refuse_if_closed()
@@ -243,12 +249,17 @@ class Run:
             raise UsageError(
                 f"{split!r} and {known!r} would write the same files ({base}_...); rename one of them"
             )
-        self._finished.begin(split, iteration)
+        self._finished.begin(split, iteration, again)
         ended: str | None = None
         try:
             path_of = partial(self.files.iteration, split, iteration)
+            goes_on = (
+                {path_of(Artifact.SUMMARIES), path_of(Artifact.TRANSCRIPTS)} if again == "append" else ()
+            )
             for path in filter(Path.exists, map(path_of, parts)):
-                self._set_aside(path)
+                kept = self._set_aside(path)
+                if path in goes_on:  # what a checkpoint knows as complete stays as it was
+                    copy_whole(kept, path)
             yield path_of
         except BaseException as error:
             ended = describe_error(error)
@@ -387,8 +398,8 @@ class Run:
         self.alert("the history was not written", str(error))
         _log.warning("the history was not written: %s", error)
 
-    def _set_aside(self, path: Path) -> None:
-        set_aside(path, self.files, attempt_directory(self.files, self.attempt))
+    def _set_aside(self, path: Path) -> Path:
+        return set_aside(path, self.files, attempt_directory(self.files, self.attempt))
 
     def _refuse_checkpoint(self, name: str, loop_state: Mapping[str, Any]) -> None:
         self._refuse_if_closed()

@@ -20,7 +20,7 @@ from rollbook.errors import BadLineError
 from rollbook.records.checkpoints import is_complete, read_checkpoints
 from rollbook.records.jsonl import Line
 from rollbook.records.layout import RunFiles
-from rollbook.records.locks import LockHolder, noted_holder
+from rollbook.records.locks import LockHolder, is_held, noted_holder
 from rollbook.records.metrics import normalize, step_of
 from rollbook.records.plain import unix_time
 from rollbook.records.progress import Progress, read_progress
@@ -152,8 +152,16 @@ def _from_progress(path: Path, standing: Standing) -> None:
         standing.headline, standing.value = "reward", progress.reward_mean
 
 
-def why_collector_is_gone(progress: Progress) -> str | None:
-    """Why a progress file that says `running` is not to be believed; None while its collector lives."""
+def why_collector_is_gone(progress: Progress, path: Path) -> str | None:
+    """Why a progress file that says `running` is not to be believed; None while its collector lives.
+
+    A collector in another container may go by our host name; its pid means nothing here, its lock does.
+    """
+    why = _why_collector_seems_gone(progress)
+    return None if why and progress.output and is_held(path.with_name(progress.output)) else why
+
+
+def _why_collector_seems_gone(progress: Progress) -> str | None:
     from rollbook.runs.jobs.processes import ProcessIdentity, started_at, why_gone
 
     pid, host, updated = progress.pid, progress.host, unix_time(progress.updated_at)
@@ -180,7 +188,8 @@ def writer_of(files: RunFiles, info: RunInfo) -> LockHolder | None:
         return holder
     since, born = unix_time(holder.since), started_at(holder.pid)
     is_another = since is not None and born is not None and born > since + _CLOCK_SLACK_S
-    return None if is_another or why_gone(ProcessIdentity(holder.pid)) else holder
+    is_gone = is_another or why_gone(ProcessIdentity(holder.pid)) is not None
+    return None if is_gone and not is_held(files.run) else holder
 
 
 def disbelieve(standing: Standing) -> None:

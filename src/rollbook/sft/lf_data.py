@@ -1,11 +1,13 @@
 """A run's data as LLaMA-Factory reads it: `artifacts/data/lf_data/<run>_train.jsonl`, `<run>_eval.jsonl`.
 
 Both are named in the `dataset_info.json` beside them. `<run>_report.json` says what became of the rows: what
-has no place in that layout is left out and counted by its reason, and nothing else is.
+has no place in that layout is left out and counted by its reason, and nothing else is. Neither has text of a
+control token: LLaMA-Factory would make the token of it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -66,18 +68,30 @@ def lf_file(settings: SftSettings, artifacts: Path, part: str) -> Path:
 
 def write_lf_data(settings: SftSettings, artifacts: Path) -> LfData:
     """Convert everything the settings name; what an earlier run of the name left is replaced."""
-    train = _write(settings.data.train, lf_file(settings, artifacts, "train"))
+    controls = _control_tokens(settings.model.tokenizer or settings.model.path)
+    train = _write(settings.data.train, lf_file(settings, artifacts, "train"), controls)
     evaluation = None
     if settings.data.eval:  # weights are about an epoch of training
         whole = [msgspec.structs.replace(dataset, weight=1.0) for dataset in settings.data.eval]
-        evaluation = _write(whole, lf_file(settings, artifacts, "eval"))
+        evaluation = _write(whole, lf_file(settings, artifacts, "eval"), controls)
     reports = {part.name: part.report for part in (train, evaluation) if part is not None}
     where = lf_directory(artifacts) / f"{sanitize(settings.run_name)}_report.json"
     write_atomic(where, msgspec.json.format(msgspec.json.encode(reports)) + b"\n")
     return LfData(lf_directory(artifacts), train, evaluation)
 
 
-def _write(datasets: Sequence[DatasetSettings], path: Path) -> LfDataset:
+def _control_tokens(tokenizer: str | None) -> re.Pattern[str]:
+    """Text that the model's tokenizer takes for control tokens; what looks like one where none is at hand."""
+    try:
+        added = orjson.loads((Path(tokenizer or "") / "tokenizer.json").read_bytes())["added_tokens"]
+        texts = {token["content"] for token in added if token.get("special")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return re.compile(r"<\|[^\s|<>]{1,64}\|>")
+    longest_first = sorted(filter(None, texts), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) if longest_first else r"(?!)")
+
+
+def _write(datasets: Sequence[DatasetSettings], path: Path, controls: re.Pattern[str]) -> LfDataset:
     report = LfReport()
     with new_dataset(path, overwrite=True) as output:
         for dataset in datasets:
@@ -86,7 +100,7 @@ def _write(datasets: Sequence[DatasetSettings], path: Path) -> LfDataset:
                 copies = _copies(number, dataset.weight)
                 if not copies:
                     report.left_out_by_weight += 1
-                elif (row := _row(conversation, report)) is not None:
+                elif (row := _row(conversation, report, controls)) is not None:
                     for _ in range(copies):
                         output.write(orjson.dumps(row))
         report.samples = output.rows
@@ -99,7 +113,7 @@ def _copies(number: int, weight: float) -> int:
     return int((number + 1) * exact) - int(number * exact)
 
 
-def _row(conversation: Conversation, report: LfReport) -> dict[str, Any] | None:
+def _row(conversation: Conversation, report: LfReport, controls: re.Pattern[str]) -> dict[str, Any] | None:
     messages: list[Message] = list(conversation.messages)
     if not conversation.is_chat:
         report.plain_text += 1
@@ -110,7 +124,11 @@ def _row(conversation: Conversation, report: LfReport) -> dict[str, Any] | None:
     last = max(place for place, message in enumerate(messages) if message["role"] == "assistant")
     report.shortened += last + 1 < len(messages)
     try:
-        return conversation_row({"messages": messages[: last + 1], "tools": conversation.tools})
+        row = conversation_row({"messages": messages[: last + 1], "tools": conversation.tools})
+        texts = [row["system"], row["tools"], *(turn["value"] for turn in row["conversations"])]
+        if any(map(controls.search, texts)):
+            raise Unsuitable("text_of_a_control_token")
+        return row
     except Unsuitable as reason:
         report.dropped[str(reason)] = report.dropped.get(str(reason), 0) + 1
         return None

@@ -29,6 +29,7 @@ from rollbook.records.logtree.tree import DATA_NAME, HEADINGS, Node, Trace
 from rollbook.records.logtree.values import to_text
 
 _IN_MEMORY = 8 << 20  # of a page before it is written
+_LONG_CELL = 40  # characters of text that get a column wide enough to be read
 _INLINE = HEADINGS | {"p", "pre", "summary", "th", "td", "caption"}
 _TABLE_PARTS = frozenset({"table", "thead", "tbody", "tr", "th", "td", "caption"})
 _ANCHORED = re.compile(r"[0-9A-Za-z_-]{1,32}")
@@ -85,6 +86,7 @@ class _Body:
         self.secrets = LineSecrets()
         self._root = _Frame(iter(()), "", False, "", {})
         self._stack: list[_Frame] = []
+        self._seen: set[tuple[str, str]] = set()  # group and number of each trajectory
 
     @property
     def counts(self) -> Counts:
@@ -186,7 +188,9 @@ class _Body:
             self.groups += 1
             self.groups_in_full += not _has_details_only(node)
             return self.groups_in_full == 1 and not _has_details_only(node)
-        self.trajectories += 1
+        # The log of a trajectory is a section of its own, beside that of its conversation.
+        self._seen.add((parent.ids.get(_GROUP, parent.anchor), node.attrs[_TRAJECTORY]))
+        self.trajectories = len(self._seen)
         parent.trajectories += 1
         return parent.trajectories == 1
 
@@ -284,7 +288,9 @@ def _cell(value: object, nonfinite: str | None) -> str:
         return f'<td class="n">{value:.6g}</td>'
     if isinstance(value, int):
         return f'<td class="n">{escape(to_text(value))}</td>'
-    return f"<td>{escape(pretty(value) if isinstance(value, (dict, list)) else to_text(value))}</td>"
+    text = pretty(value) if isinstance(value, (dict, list)) else to_text(value)
+    css = ' class="l"' if len(text) > _LONG_CELL else ""
+    return f"<td{css}>{escape(text)}</td>"
 
 
 def _exception(data: dict[str, Any], anchor: str) -> str:

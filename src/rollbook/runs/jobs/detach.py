@@ -23,7 +23,13 @@ from rollbook.runs.children import forget_own_path, python_command, python_envir
 from rollbook.runs.jobs.job import Job, Started, decode_job, decode_started, encode_job, encode_started
 from rollbook.runs.jobs.ledger import Ledger, RunRecord
 from rollbook.runs.jobs.outcome import exit_code_for
-from rollbook.runs.jobs.processes import RUN_ID_VARIABLE, is_visible, why_gone
+from rollbook.runs.jobs.processes import (
+    RUN_ID_VARIABLE,
+    ProcessIdentity,
+    is_visible,
+    send,
+    why_gone,
+)
 from rollbook.runs.jobs.supervise import supervise
 
 _LOOK_S = 0.1
@@ -119,12 +125,19 @@ def stop(ledger: Ledger, ref: str, timeout_s: float | None = None) -> RunRecord:
     grace = record.extra.get("grace_s")
     if timeout_s is None:
         timeout_s = (grace if isinstance(grace, int | float) else 10.0) + _LAST_RESORT_S
+    asked = False
     for number, patience_s in (
         (signal.SIGTERM, timeout_s),
         (signal.SIGTERM, _LAST_RESORT_S),  # the same signal again: the supervisor kills at once
         (signal.SIGKILL, _LAST_RESORT_S),  # its guardian ends the rest; the run will be `lost`
     ):
-        _send(process.pid, number)
+        refusal = _send(process, number)
+        if refusal and not asked:
+            raise UsageError(
+                f"{record.id} was not signalled: {refusal}. If it runs on another machine that is called "
+                f"{socket.gethostname()} too, type `rollbook stop {record.id}` there"
+            )
+        asked = True
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             if why_gone(process):
@@ -133,14 +146,15 @@ def stop(ledger: Ledger, ref: str, timeout_s: float | None = None) -> RunRecord:
     raise RollbookError(f"{record.id}: its supervisor (pid {process.pid}) cannot be ended")
 
 
-def _send(pid: int, number: signal.Signals) -> None:
+def _send(process: ProcessIdentity, number: signal.Signals) -> str | None:
+    """Send, also to a process that was stopped; returns why nothing was sent."""
     try:
-        os.kill(pid, number)
-        os.kill(pid, signal.SIGCONT)
-    except ProcessLookupError:
-        return
+        if refusal := send(process, number):
+            return refusal
+        send(process, signal.SIGCONT)
     except PermissionError:
-        raise UsageError(f"pid {pid} belongs to another user; ask them, or use sudo") from None
+        raise UsageError(f"pid {process.pid} belongs to another user; ask them, or use sudo") from None
+    return None
 
 
 if __name__ == "__main__":

@@ -156,7 +156,8 @@ class LogFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._descriptor = os.open(path, flags, 0o666)
         self._returns, self._secrets = CarriageReturns(), StreamSecrets()
         self._lost = 0
 

@@ -175,8 +175,10 @@ class IndexFile:
     @contextlib.contextmanager
     def appending(self) -> Iterator[Appender]:
         with FileLock(self.path, wait_s=self.lock_timeout_s):
+            if self.path.is_symlink():
+                raise WriteError(f"{self.path} is a symlink; remove it, or link its whole directory instead")
             _open_up_empty_list(self.path)
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             try:
                 is_new = not self.path.exists()
                 descriptor = os.open(self.path, flags, 0o666)

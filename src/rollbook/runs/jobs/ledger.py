@@ -26,6 +26,7 @@ from rollbook.errors import BadFileError, LockedError, UsageError, WriteError
 from rollbook.records.layout import INDEX_YAML, sanitize
 from rollbook.records.plain import utc_now
 from rollbook.records.record import Record
+from rollbook.runs.jobs import signs_of_life
 from rollbook.runs.jobs.index_file import Event, IndexFile, zulu
 from rollbook.runs.jobs.processes import (
     ProcessIdentity,
@@ -39,6 +40,7 @@ from rollbook.runs.jobs.processes import (
 LATEST = "latest"
 _STALE_AFTER_S = 600
 _MERGED = ("metrics", "checkpoint", "tracker")  # an update adds to these instead of replacing them
+_PLACE = ("output_dir", "output")  # what two runs have in common that write the same files
 _FREE_TEXT = ("command", "error", "reason", "note", "notes")  # where a secret could stand
 
 
@@ -174,12 +176,12 @@ class Ledger:
 
     def _runs(self, reconcile: bool) -> dict[str, Event]:
         runs = self._fold(self._file.events())
-        if reconcile and any(self._lost(run) for run in runs.values()):
+        if reconcile and any(self._lost(run, runs) for run in runs.values()):
             try:
                 runs = self._close_lost()
             except (WriteError, LockedError):  # a history we may only read is still shown as it is
                 for run in runs.values():
-                    if lost := self._lost(run):
+                    if lost := self._lost(run, runs):
                         run.update(lost)
         return runs
 
@@ -241,12 +243,12 @@ class Ledger:
         with self._file.appending() as index:  # and look again: another command may have just done it
             runs = self._fold(self._file.events())
             for run in runs.values():
-                if lost := self._lost(run):
+                if lost := self._lost(run, runs):
                     index.append(_without_secrets({"id": run["id"], "event": "ended", **lost}))
                     run.update(lost)
         return runs
 
-    def _lost(self, run: Event) -> Event | None:
+    def _lost(self, run: Event, runs: dict[str, Event]) -> Event | None:
         """The end of a run that nobody recorded; None for one that ended, lives, or is not ours to judge."""
         if run.get("status") != Status.RUNNING or not _is_ours_to_judge(run):
             return None
@@ -254,15 +256,25 @@ class Ledger:
         why = why_gone(process) if process else None
         if process is None or why is None:
             return None
-        moved, started_here = self._log_moved_at(run), boot_time()
-        other_boot = process.boot_id is not None and process.boot_id != boot_id()
-        if other_boot and moved and started_here and moved > started_here + 60:
-            return None  # its log moved after we booted: another machine that goes by our name
+        if process.boot_id not in (None, boot_id()) and self._lives_elsewhere(run, runs):
+            return None
+        moved = self._log_moved_at(run)
         lost: Event = {"status": Status.LOST, "reason": why, "noticed_at": utc_now()}
         if moved:
             lost["completed_at"] = zulu(datetime.fromtimestamp(moved, UTC))
             lost["reason"] = f"{why}; its log last moved at {lost['completed_at']}"
         return lost
+
+    def _lives_elsewhere(self, run: Event, runs: dict[str, Event]) -> bool:
+        """Whether a run of another boot left signs of life after this one: another machine has our name."""
+        record = _lenient(run)
+        place = [run.get(key) for key in _PLACE]
+        later = list(runs.values())[list(runs).index(record.id) + 1 :]
+        owns = all(place != [other.get(key) for key in _PLACE] for other in later)
+        moved, started_here = signs_of_life.files_moved_at(record, self, owns_directory=owns), boot_time()
+        if moved and started_here and moved > started_here + 60:
+            return True
+        return owns and signs_of_life.holds_a_lock(record, self)
 
     def _log_moved_at(self, run: Event) -> float | None:
         log = run.get("log")

@@ -131,11 +131,38 @@ def why_gone(process: ProcessIdentity) -> str | None:
     if not HAS_PROC:
         return None if _answers(process.pid) else f"its process (pid {process.pid}) is gone"
     stat = read_stat(process.pid)
+    if stat is None and _answers(process.pid):  # another user's, whom /proc does not show to us
+        return None
     if stat is None or stat.state in "ZX":
         return f"its process (pid {process.pid}) is gone"
     if process.start_ticks is not None and stat.start_ticks != process.start_ticks:
         return f"its process is gone; pid {process.pid} is another one now"
     return None
+
+
+def send(process: ProcessIdentity, number: int) -> str | None:
+    """Signal this very process, or say why nothing was sent: it is gone, or its pid may be another's by now.
+
+    OSError where the system refuses.
+    """
+    if HAS_PROC and process.start_ticks is None:
+        return f"nobody knows when pid {process.pid} was started, so it may be another process by now"
+    if not hasattr(os, "pidfd_open"):
+        if (why := why_gone(process)) is None:
+            os.kill(process.pid, number)
+        return why
+    try:
+        descriptor = os.pidfd_open(process.pid)  # stays with the process that is looked at next
+    except ProcessLookupError:
+        return why_gone(process) or f"its process (pid {process.pid}) is gone"
+    try:
+        if (why := why_gone(process)) is None:
+            signal.pidfd_send_signal(descriptor, number)
+        return why
+    except ProcessLookupError:
+        return f"its process (pid {process.pid}) is gone"
+    finally:
+        os.close(descriptor)
 
 
 def _answers(pid: int) -> bool:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from rollbook.records.printable import ProgramOutput
 from rollbook.runs.jobs.child import GuardianLink, Stream
 from rollbook.runs.jobs.processes import RunProcesses
 from rollbook.runs.jobs.signals import SignalQueue
@@ -54,6 +55,9 @@ class Watch:
         self._terminal, self._grace_s, self._every_turn = terminal, grace_s, every_turn
         self.processes = RunProcesses(run_id, child.pid)
         self._output_open = True
+        # A file or a pipe gets the bytes as they are.
+        is_screen = terminal is not None and os.isatty(terminal)
+        self._cleaned = ProgramOutput(keeps_bars=True) if is_screen else None
         self._unshown = b""
         self._first_sent: dict[signal.Signals, float] = {}
         self._forwarded: list[signal.Signals] = []
@@ -114,7 +118,7 @@ class Watch:
             data = os.read(self._guardian.output, _CHUNK)
             self._output_open = bool(data)
             if self._terminal is not None:
-                self._unshown += data
+                self._unshown += self._cleaned.feed(data, is_last=not data) if self._cleaned else data
         if writable and self._terminal is not None:
             try:
                 shown = os.write(self._terminal, self._unshown[:_TERMINAL_CHUNK])

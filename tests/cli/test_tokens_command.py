@@ -101,6 +101,7 @@ def test_files_and_directories_of_a_peer(peer_fixtures: Path, run: Path) -> None
         assert f" {rows} rows;" in call(place)
     assert "6 other records, such as 1/0/0" in call(peer_fixtures / "prime_rl", "--at", "1/9/9", code=2)
     assert "token 939" in call(peer_fixtures / "prime_rl", "--at", "1/0/2")
+    assert "1/0/2:3" in call(peer_fixtures / "prime_rl", "--at", "1/0/2:3")
 
 
 @pytest.mark.parametrize(

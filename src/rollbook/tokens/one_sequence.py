@@ -27,7 +27,7 @@ class Place(NamedTuple):
 
     def names(self, sequence: TokenSequence) -> bool:
         is_here = sequence.iteration == self.iteration and self[1:3] == place_in_iteration(sequence)
-        return is_here and self.part in (None, sequence.part)
+        return is_here and self.part in (None, sequence.part or 0)
 
 
 def place_in_iteration(sequence: TokenSequence) -> tuple[int | None, int | None]:

@@ -34,7 +34,8 @@ def test_the_tables(run: Path) -> None:
     assert "loss ppo: clip_low 0.1, clip_high 0.1" in said
     for title in (
         "masked, advantage above 0", "masked, advantage below 0", "largest mismatch KL", "by environment",
-        "by iteration", "by turn", "by position", "by process", "what if", "name=ipo",
+        "by iteration", "by turn", "by position in the reply", "by position in the row", "by process",
+        "what if", "name=ipo",
     ):  # fmt: skip
         assert title in said
     assert said.count("differs from the others") == 1
@@ -57,13 +58,45 @@ def test_what_is_missing_and_what_was_not_applied_stand_first(tmp_path: Path) ->
 
 def test_one_row_as_text(run: Path) -> None:
     said = call(run, "--at", "1/1/2")
-    assert "group_idx 1, traj_idx 2" in said and "underlined: left out by the loss" in said
+    assert "group_idx 1, traj_idx 2" in said and "between ⟦ and ⟧: left out by the loss" in said
     assert "é" in said and "\\xC3" not in said.split("largest")[0]  # one character of two tokens
     assert "⟦" in said  # a masked token, where there are no colours
     assert "\x1b" not in said
     (row,) = json.loads(call(run, "--at", "1/1/2/0", "--json"))
     assert (row["rank"], len(row["tokens"])) == (1, 24)
     assert row["tokens"][0]["advantage"] is None and row["tokens"][5]["advantage"] in (0.5, -0.5)
+
+
+class TwoSteps(Export):
+    """Each trajectory is trained in two optimiser steps."""
+
+    def _head(self, iteration: int, rank: int, row: int, middle: int) -> dict[str, Any]:
+        head = super()._head(iteration, rank, row, middle)
+        return {**head, "traj_idx": row // 2, "optim_step": row % 2}
+
+
+def test_the_place_of_a_token_in_the_table_is_what_at_takes(tmp_path: Path) -> None:
+    """With the optimiser step: the same token has another mismatch in each."""
+    TwoSteps().write(tmp_path)
+    report = json.loads(call(tmp_path, "--json", "--top", "40"))
+    largest = next(one for one in report["top"] if one["optim_step"] == 1 and one["mismatch_kl"] is not None)
+    place = "{iteration}/{group_idx}/{traj_idx}:{token_idx}".format(**largest)
+    lines = call(tmp_path, "--top", "40").splitlines()
+    line = next(line for line in lines if line.split()[:2] == [place, "1"])
+    assert lines[lines.index(line) - report["top"].index(largest) - 1].split()[:2] == ["at", "step"]
+    said = call(tmp_path, "--at", place, "--optim-step", "1")
+    assert "trained in the optimiser steps 0, 1; this is step 1" in said
+    numbers = line.split()[:8]
+    (shown,) = (one for one in said.splitlines() if one.startswith(place))
+    assert shown.split()[:8] == numbers
+    ((token,),) = (
+        row["tokens"] for row in json.loads(call(tmp_path, "--at", place, "--optim-step", "1", "--json"))
+    )
+    assert token["mismatch_kl"] == pytest.approx(largest["mismatch_kl"])
+    assert "this is step 0" in call(tmp_path, "--at", place)
+    assert "--optim-step 2: 1/1/0 was trained in: 0, 1" in call(
+        tmp_path, "--at", "1/1/0", "--optim-step", "2", code=2
+    )
 
 
 def test_json_is_the_whole_report(run: Path) -> None:
@@ -82,6 +115,7 @@ def test_files_and_directories_of_a_peer(peer_fixtures: Path, run: Path) -> None
         assert f" {rows} rows;" in call(place)
     assert "6 other records, such as 1/0/0" in call(peer_fixtures / "prime_rl", "--at", "1/9/9", code=2)
     assert "token 939" in call(peer_fixtures / "prime_rl", "--at", "1/0/2")
+    assert "1/0/2:3" in call(peer_fixtures / "prime_rl", "--at", "1/0/2:3")
 
 
 @pytest.mark.parametrize(
@@ -90,6 +124,8 @@ def test_files_and_directories_of_a_peer(peer_fixtures: Path, run: Path) -> None
         (["--at", "3"], "--at 3: write ITERATION/GROUP/TRAJECTORY"),
         (["--at", "1/1/2", "--iteration", "1"], "--at names the iteration itself"),
         (["--at", "7/0/0"], "no tokens of iteration 7"),
+        (["--at", "1/1/2:24"], "--at 1/1/2/0:24: the row has 24 tokens, counted from 0"),
+        (["--optim-step", "0"], "--optim-step goes with --at"),
         (["--at", "1/0/9"], "no tokens of 1/0/9; iteration 1 has 8 other records, such as 1/0/0"),
         (["--band", "1"], "--band 1: write two numbers"),
         (["--band", "2,1"], "--band 2,1: the first number"),

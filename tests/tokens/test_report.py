@@ -56,7 +56,7 @@ def test_totals_and_breakdowns_are_those_of_the_tokens(tmp_path: Path) -> None:
     assert (report.sequences, report.iterations) == (24, [0, 2])
     for name, breakdown in (
         ("env", report.by_environment), ("iteration", report.by_iteration), ("turn", report.by_turn),
-        ("position", report.by_position),
+        ("position", report.by_position), ("reply position", report.by_reply_position),
     ):  # fmt: skip
         assert len(breakdown) > 1
         for row in breakdown:
@@ -84,6 +84,9 @@ def test_totals_and_breakdowns_are_those_of_the_tokens(tmp_path: Path) -> None:
 def key_of(token: dict[str, Any], name: str) -> Any:
     if name == "position":
         return position_label(0 if token["offset"] < 16 else 16)
+    if name == "reply position":
+        place = token["offset"] - token["sequence"].turns[token["turn"]].start
+        return "0" if place == 0 else "1-3" if place < 4 else "4-15"
     return token[name]
 
 

@@ -13,9 +13,11 @@ from rollbook.cli.output import console, printable
 from rollbook.cli.token_tables import amount, count, print_top, share
 from rollbook.tokens.chunks import Chunk, token_text
 from rollbook.tokens.one_sequence import keys_of
-from rollbook.tokens.top import TopTokens, mismatch_of, surprise_of
+from rollbook.tokens.top import TopTokens, mismatch_of, surprise_of, token_of
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from rollbook.records.tokens import TokenSequence
 
 _WEAKEST, _STRONGEST = 40, 200  # of the red behind a token
@@ -30,22 +32,35 @@ class Shade(NamedTuple):
     strongest: float
 
 
-def print_sequence(sequence: TokenSequence, steps: Sequence[int], most: int) -> None:
+def print_sequence(
+    sequence: TokenSequence, steps: Sequence[int], most: int, token: int | None = None
+) -> None:
+    """The row as text, and the numbers of one token, or of those with the largest mismatch."""
     screen = console()
     screen.print(Text(printable(_head(sequence)), style="bold"))
     if len(steps) > 1:
-        screen.print(f"trained in the optimiser steps {', '.join(map(str, steps))}; this is step {steps[0]}")
+        screen.print(
+            f"trained in the optimiser steps {', '.join(map(str, steps))}; this is step "
+            f"{sequence.optim_step}, --optim-step shows another"
+        )
     shade = shade_of(sequence)
-    screen.print(Text(_legend(sequence, shade), style="dim"))
+    screen.print(Text(_legend(sequence, shade, colours=screen.is_terminal), style="dim"))
     screen.print(coloured(sequence, shade, marks=not screen.is_terminal), soft_wrap=True)
+    if token is not None:
+        print_top(screen, [token_of(sequence, token)], "this token")
+    else:
+        _print_largest(screen, sequence, most)
+    screen.print()
+
+
+def _print_largest(screen: Console, sequence: TokenSequence, most: int) -> None:
     chunk = Chunk([sequence])
     for measure in (mismatch_of, surprise_of):
         top = TopTokens(most, measure)
         top.add(chunk)
         if top.tokens():
             print_top(screen, top.tokens())
-            break
-    screen.print()
+            return
 
 
 def shade_of(sequence: TokenSequence) -> Shade:
@@ -121,6 +136,9 @@ def _head(sequence: TokenSequence) -> str:
     return "; ".join(said)
 
 
-def _legend(sequence: TokenSequence, shade: Shade) -> str:
-    marked = "underlined: left out by the loss; " if sequence.get("is_masked") is not None else ""
+def _legend(sequence: TokenSequence, shade: Shade, *, colours: bool) -> str:
+    has_masks = sequence.get("is_masked") is not None
+    if not colours:
+        return "between ⟦ and ⟧: left out by the loss" if has_masks else ""
+    marked = "underlined: left out by the loss; " if has_masks else ""
     return f"red: {shade.name}, strongest from {amount(shade.strongest)}; {marked}dim: not sampled"

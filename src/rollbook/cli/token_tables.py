@@ -79,6 +79,7 @@ def print_report(report: TokenReport, most: int) -> None:
     _print_rows(screen, f"by iteration{order}", _by_kl(report.by_iteration), most)
     _print_rows(screen, "by optimiser step of the iteration", report.by_optim_step, most)
     _print_rows(screen, "by turn", report.by_turn, most)
+    _print_rows(screen, "by position in the reply", report.by_reply_position, most)
     _print_rows(screen, "by position in the row", report.by_position, most)
     _print_ranks(screen, report)
     _print_what_if(screen, report)
@@ -174,13 +175,15 @@ def _print_side(screen: Console, sign: str, side: MaskedSide) -> None:
     screen.print(table)
 
 
-def print_top(screen: Console, top: Sequence[TopToken]) -> None:
+def print_top(screen: Console, top: Sequence[TopToken], title: str | None = None) -> None:
     if not top:
         return
     used = [column for column in _OF_A_TOKEN if any(getattr(one, column[1]) is not None for one in top)]
     has_kl = any(name == "mismatch_kl" for _, name, _ in used)
+    if any(one.optim_step for one in top):  # else all are of the first one, or nobody says
+        used.insert(0, ("step", "optim_step", count))
     screen.print()
-    screen.print(Text("largest mismatch KL" if has_kl else "least likely tokens", style="bold"))
+    screen.print(Text(title or ("largest mismatch KL" if has_kl else "least likely tokens"), style="bold"))
     table = _table("at")
     for title, _, _ in used:
         table.add_column(title, justify="right")

@@ -36,8 +36,13 @@ def tokens(
     at: Annotated[
         str | None,
         typer.Option(
-            help="show one trajectory: ITERATION/GROUP/TRAJECTORY, as 398/7/3, or with its part, as 398/7/3/1"
+            help="show one trajectory: ITERATION/GROUP/TRAJECTORY, as 398/7/3, with its part as 398/7/3/1, "
+            "with a token as 398/7/3:46"
         ),
+    ] = None,
+    optim_step: Annotated[
+        int | None,
+        typer.Option(min=0, help="with --at: as this optimiser step of the iteration saw it, not the first"),
     ] = None,
     artifacts: Artifacts = ARTIFACTS,
     as_json: AsJson = False,
@@ -49,8 +54,10 @@ def tokens(
             raise UsageError(
                 "--at names the iteration itself, and shows what the loss did; leave the rest out"
             )
-        _show_one(source, at, top, as_json)
+        _show_one(source, at, optim_step, top, as_json)
         return
+    if optim_step is not None:
+        raise UsageError("--optim-step goes with --at; without it the tables have all optimiser steps")
     from rollbook.tokens.report import token_report
 
     report = token_report(source, iteration=iteration, most=top, band=_band(band), what_if=what_if or ())
@@ -82,16 +89,19 @@ def _band(words: str) -> Band:
     return Band(low, high)
 
 
-def _show_one(source: TokenSource, at: str, top: int, as_json: bool) -> None:
+def _show_one(source: TokenSource, at: str, optim_step: int | None, top: int, as_json: bool) -> None:
     from rollbook.tokens.one_sequence import find_sequences, parse_place, rows_of
 
-    found = find_sequences(source, parse_place(at))
+    place = parse_place(at)
+    found = find_sequences(source, place, optim_step)
     if as_json:
         from rollbook.tokens.one_sequence import keys_of
 
-        print_json([{**keys_of(sequence), "tokens": rows_of(sequence)} for sequence in found.sequences])
+        print_json(
+            [{**keys_of(sequence), "tokens": rows_of(sequence, place.token)} for sequence in found.sequences]
+        )
         return
     from rollbook.cli.token_sequence import print_sequence
 
     for sequence in found.sequences:
-        print_sequence(sequence, found.steps, top)
+        print_sequence(sequence, found.steps, top, place.token)

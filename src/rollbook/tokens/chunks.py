@@ -84,6 +84,18 @@ class Chunk:
             found.append(step_of[sequence.turn_of[kept]])
         return _joined(found, np.int64)
 
+    def reply_offset_N(self) -> Array:
+        """The place of each token in what its turn sampled, -1 where nobody said so."""
+        start_of = [np.array([*(turn.start for turn in one.turns), 0], np.int64) for one in self.sequences]
+        start_N = _joined(
+            [
+                starts[sequence.turn_of[kept]]
+                for starts, sequence, kept in zip(start_of, self.sequences, self.offsets, strict=True)
+            ],
+            np.int64,
+        )
+        return np.where(self.turn_N() < 0, -1, self.offset_N - start_N)
+
     def ratio_N(self) -> Array:
         """The importance ratio as the loss used it; where no loss did, that of the two logprobs."""
         own_N = self.floats("importance_ratio")

@@ -17,6 +17,8 @@ from rollbook.tokens.not_exported import not_exported
 from rollbook.tokens.ranks import RankComparison, RankRow
 from rollbook.tokens.top import TopToken, TopTokens, mismatch_of, surprise_of
 from rollbook.tokens.totals import (
+    REPLY_POSITIONS,
+    UNKNOWN,
     Band,
     Breakdown,
     Row,
@@ -72,6 +74,7 @@ class TokenReport(msgspec.Struct, kw_only=True):
     by_environment: list[Row]
     by_iteration: list[Row]
     by_position: list[Row]  # in the row
+    by_reply_position: list[Row]  # in what the turn sampled
     by_turn: list[Row]
     by_optim_step: list[Row]
     by_rank: list[RankRow]
@@ -100,6 +103,9 @@ def token_report(
     return report.made(noise_floor(source.root, source.info, iteration))
 
 
+_BREAKDOWNS = ("environment", "iteration", "position", "reply position", "turn", "step")
+
+
 class _Report:
     """The sums of a report while it is read."""
 
@@ -118,7 +124,7 @@ class _Report:
         self._scenarios = [Scenario(words, losses) for words in what_if]
         self.sequences = 0
         self._environments: dict[str, int] = {}
-        self._by = {name: Breakdown() for name in ("environment", "iteration", "position", "turn", "step")}
+        self._by = {name: Breakdown() for name in _BREAKDOWNS}
         self._texts, self._ranks = TextCounts(), RankComparison()
         self._mismatched, self._surprising = TopTokens(most, mismatch_of), TopTokens(most, surprise_of)
 
@@ -131,8 +137,9 @@ class _Report:
             "environment": chunk.spread([self._environment(one) for one in chunk.sequences]),
             "iteration": chunk.spread([sequence.iteration for sequence in chunk.sequences]),
             "position": position_buckets(chunk.offset_N),
+            "reply position": position_buckets(chunk.reply_offset_N(), REPLY_POSITIONS),
             "turn": chunk.turn_N(),
-            "step": chunk.spread([_or_minus_one(sequence.optim_step) for sequence in chunk.sequences]),
+            "step": chunk.spread([_or_unknown(sequence.optim_step) for sequence in chunk.sequences]),
         }
         for name, breakdown in self._by.items():
             breakdown.add(keys[name], sums_FN, kl_N)
@@ -146,7 +153,7 @@ class _Report:
     def made(self, floor: NoiseFloor | None) -> TokenReport:
         iterations = [row.key for row in self._by["iteration"].rows() if isinstance(row.key, int)]
         environments = list(self._environments)
-        by_step = [row for row in self._by["step"].rows() if row.key != -1]
+        by_step = self._by["step"].rows()
         return TokenReport(
             path=str(self._source.only or self._source.root),
             is_exported=self._source.is_exported,
@@ -162,7 +169,10 @@ class _Report:
             by_environment=self._by["environment"].rows(lambda number: environments[number]),
             by_iteration=self._by["iteration"].rows(),
             by_position=self._by["position"].rows(position_label),
-            by_turn=[row for row in self._by["turn"].rows() if row.key != -1],
+            by_reply_position=self._by["reply position"].rows(
+                lambda first: position_label(first, REPLY_POSITIONS)
+            ),
+            by_turn=self._by["turn"].rows(),
             by_optim_step=by_step,
             by_rank=self._ranks.rows(),
             what_if=[scenario.result() for scenario in self._scenarios],
@@ -198,8 +208,8 @@ def gaps_of(incomplete: Sequence[Incomplete], lost: Sequence[int]) -> list[str]:
     return said
 
 
-def _or_minus_one(value: int | None) -> int:
-    return -1 if value is None else value
+def _or_unknown(value: int | None) -> int:
+    return UNKNOWN if value is None else value
 
 
 def _distinct(losses: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

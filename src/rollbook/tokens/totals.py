@@ -88,6 +88,9 @@ def _nonfinite(chunk: Chunk) -> Array:
     return found_N
 
 
+UNKNOWN = -1  # the key of tokens for which nobody says one
+
+
 class Breakdown:
     """Sums by a key."""
 
@@ -109,9 +112,11 @@ class Breakdown:
             self._largest[key] = max(self._largest.get(key, -np.inf), float(largest_K[number]))
 
     def rows(self, label: Callable[[int], Key] = int) -> list[Row]:
-        """In the order of the keys."""
+        """In the order of the keys, without `UNKNOWN`."""
         return [
-            Row(key=label(key), **_totals(self._sums[key], self._largest[key])) for key in sorted(self._sums)
+            Row(key=label(key), **_totals(self._sums[key], self._largest[key]))
+            for key in sorted(self._sums)
+            if key != UNKNOWN
         ]
 
     def total(self) -> Totals:
@@ -144,16 +149,19 @@ def _totals(sums: Array, largest: float) -> dict[str, Any]:
     }
 
 
-_FIRST, _FACTOR = 16, 4  # positions 0-15, 16-63, 64-255, ...
+_FACTOR = 4
+ROW_POSITIONS, REPLY_POSITIONS = 16, 1  # where the second range begins: 0-15, 16-63, ... or 0, 1-3, 4-15, ...
 
 
-def position_buckets(offset_N: Array) -> Array:
-    """Each position as the first one of its range."""
-    edges = [0, _FIRST]
+def position_buckets(offset_N: Array, second: int = ROW_POSITIONS) -> Array:
+    """Each position as the first one of its range; one that is not known stays so."""
+    edges = [0, second]
     while edges[-1] <= (offset_N.max() if len(offset_N) else 0):
         edges.append(edges[-1] * _FACTOR)
-    return np.array(edges)[np.searchsorted(edges, offset_N, side="right") - 1]
+    first_N = np.array(edges)[np.searchsorted(edges, offset_N, side="right") - 1]
+    return np.where(offset_N < 0, UNKNOWN, first_N)
 
 
-def position_label(first: int) -> str:
-    return f"{first}-{max(first * _FACTOR, _FIRST) - 1}"
+def position_label(first: int, second: int = ROW_POSITIONS) -> str:
+    last = max(first * _FACTOR, second) - 1
+    return str(first) if first == last else f"{first}-{last}"

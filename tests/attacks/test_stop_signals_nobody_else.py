@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.progress import Progress, write_progress
 from rollbook.runs.jobs.detach import stop
 from rollbook.runs.jobs.ledger import Ledger, RunRecord, RunStart, Status
-from rollbook.runs.jobs.processes import ProcessIdentity, host_name, identify
+from rollbook.runs.jobs.processes import ProcessIdentity, identify
 from rollbook.runs.standing import why_collector_is_gone
 
 OTHER_BOOT = "00000000-0000-0000-0000-000000000000"
@@ -124,7 +125,7 @@ def _collection(ledger: Ledger) -> RunRecord:
 def test_a_collector_of_another_container_is_not_gone_while_it_holds_its_lock(tmp_path: Path) -> None:
     output, progress = tmp_path / "out.jsonl", tmp_path / "out_progress.json"
     told = Progress(status="running", expected=2, done=1, failed=0, missing=1, output=output.name)
-    told.host, told.pid = host_name(), 2**22 - 1  # above every pid that this kernel gives out
+    told.host, told.pid = socket.gethostname(), 2**22 - 1  # above every pid that this kernel gives out
     write_progress(progress, told)
     with contextlib.closing(JsonlWriter(output)):
         assert why_collector_is_gone(told, progress) is None

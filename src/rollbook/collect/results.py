@@ -141,6 +141,7 @@ class Results:
         }
         if response := (unjudged or kept).response:
             record["response"] = orjson.Fragment(response)
+            record["row"] = orjson.Fragment(item.line)  # with both it can be graded later
         self._failures.append(encode(record))
         self._judge()
 

@@ -145,6 +145,10 @@ def of_reverify(manifest: DataManifest) -> list[str]:
     return lines
 
 
+def exit_code_of_reverify(manifest: DataManifest, options: Mapping[str, Any]) -> int:
+    return _INCOMPLETE if manifest.details["failed"] else 0
+
+
 def of_stats(found: DataStats) -> list[str]:
     files = f" in {len(found.inputs)} files" if len(found.inputs) > 1 else ""
     per_task = found.rows_per_task

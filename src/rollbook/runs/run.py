@@ -51,7 +51,7 @@ from rollbook.runs.rollout_log import RolloutLog
 from rollbook.runs.run_logs import RunLogs
 from rollbook.runs.start import parse_layout, start_run
 from rollbook.runs.stop_signals import Stopped
-from rollbook.runs.trackers import Trackers, named_in, parse_trackers
+from rollbook.runs.trackers import Trackers, parse_trackers, trackers_in
 
 _log = logging.getLogger("rollbook")
 
@@ -91,7 +91,7 @@ class Run:
         self._open_rollouts: set[RolloutLog] = set()
         self._opened: ExitStack | None = None
         # What is refused is refused before anything is written, so that the corrected call succeeds.
-        named = parse_trackers(trackers if trackers is not None else named_in(config))
+        named = parse_trackers(trackers if trackers is not None else trackers_in(config))
         dumped = None if config is None else dump_config(config)
         with ExitStack() as opened:
             self._lock = opened.enter_context(FileLock(self.files.run))

@@ -20,7 +20,7 @@ from rollbook.records.progress import Progress, write_progress
 from rollbook.runs.jobs.detach import stop
 from rollbook.runs.jobs.ledger import Ledger, RunRecord, RunStart, Status
 from rollbook.runs.jobs.processes import ProcessIdentity, identify
-from rollbook.runs.standing import why_collector_is_gone
+from rollbook.runs.status import reason_collector_ended
 
 OTHER_BOOT = "00000000-0000-0000-0000-000000000000"
 
@@ -128,5 +128,5 @@ def test_a_collector_of_another_container_is_not_gone_while_it_holds_its_lock(tm
     told.host, told.pid = socket.gethostname(), 2**22 - 1  # above every pid that this kernel gives out
     write_progress(progress, told)
     with contextlib.closing(JsonlWriter(output)):
-        assert why_collector_is_gone(told, progress) is None
-    assert "is gone" in str(why_collector_is_gone(told, progress))
+        assert reason_collector_ended(told, progress) is None
+    assert "is gone" in str(reason_collector_ended(told, progress))

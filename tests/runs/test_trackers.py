@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -79,14 +81,45 @@ def test_a_hanging_tracker_is_left_behind(tmp_path: Path, monkeypatch: pytest.Mo
     hang.set()
     assert waited < 30  # the tracker would have taken 3,000 s
     (alert,) = open_run(tmp_path).alerts()
-    assert alert.title == "trackio was left behind" and "lines were not sent" in alert.text
+    assert alert.title == "trackio did not finish" and "lines were not sent" in alert.text
+
+
+def test_a_hanging_tracker_does_not_keep_the_process(tmp_path: Path) -> None:
+    code = (
+        "import sys, threading\n"
+        "from rollbook import Run\n"
+        "from rollbook.runs import trackers\n"
+        "def hang(*_): threading.Event().wait()\n"
+        "trackers._KINDS['wandb'], trackers._CLOSE_TIMEOUT_S = hang, 0.1\n"
+        "with Run(sys.argv[1], trackers='wandb') as run: run.log_metrics({'loss': 1.0}, 0)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60).returncode == 0
+    assert len(list(open_run(tmp_path).metrics)) == 1
+
+
+def test_of_too_many_lines_the_latest_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = threading.Event()
+
+    class Slow(Recording):
+        def log(self, metrics: dict[str, float], step: int) -> None:
+            begin.wait(60)
+            super().log(metrics, step)
+
+    monkeypatch.setitem(trackers._KINDS, "wandb", Slow)
+    monkeypatch.setattr(trackers, "_MOST_WAITING", 10)
+    with Run(tmp_path, trackers="wandb") as run:
+        for step in range(100):
+            run.log_metrics({"loss": 1.0}, step)
+        begin.set()
+    steps = [step for _, step in Recording.made[-1].lines]
+    assert steps[-1] == 99 and steps == sorted(steps)
+    (alert,) = open_run(tmp_path).alerts()
+    assert alert.title == "wandb is slow"
 
 
 def test_what_is_not_installed_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "wandb", None)
     with Run(tmp_path, trackers="wandb") as run:
         run.log_metrics({"loss": 1.0}, 0)

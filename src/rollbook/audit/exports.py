@@ -149,16 +149,16 @@ class ExportAudit:
             return False
         if content is not None and is_complete(part):
             content.find_missing(path)
-        said = [part.records, part.tokens, part.trained_tokens]
-        self._auditor.check("parts of the token export", said == counts)
-        if said != counts:
+        given = [part.records, part.tokens, part.trained_tokens]
+        self._auditor.check("parts of the token export", given == counts)
+        if given != counts:
             self._auditor.find(
-                Kind.MISSING if counts[0] < said[0] else Kind.DIFFERS,
-                f"iteration {step.iteration} has {_amounts(counts)} here; the manifest says {_amounts(said)} "
-                f"(line {place.number})",
+                Kind.MISSING if counts[0] < given[0] else Kind.DIFFERS,
+                f"iteration {step.iteration} has {_amounts(counts)} here; "
+                f"the manifest says {_amounts(given)} (line {place.number})",
                 file=path,
             )
-        return said == counts
+        return given == counts
 
     def _check_keys(self, record: _Record, path: Path, rank: int) -> None:
         sequence = record.sequence
@@ -312,9 +312,9 @@ class _Content:
 
     def _wrong(self, sequence: TokenSequence, row: _Row) -> list[str]:
         there = (*rollout_place(row.key), row.part, row.optim_step)
-        said = (sequence.group_idx, sequence.traj_idx, sequence.part, sequence.optim_step)
-        if said != there:
-            return [f"group, rollout, part and step are {said}, and {there} were trained in this place"]
+        claimed = (sequence.group_idx, sequence.traj_idx, sequence.part, sequence.optim_step)
+        if claimed != there:
+            return [f"group, rollout, part and step are {claimed}, and {there} were trained in this place"]
         if row.flat < 0:
             return []
         logprobs = sequence.get("inference_logprobs")

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -26,26 +25,22 @@ DEFAULT_FILE = Path("rollbook.yaml")
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([dhms])")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _PATHS = ("input_jsonl_fpath", "output_jsonl_fpath")
-_SAMPLING = {"temperature", "top_p", "top_k", "min_p", "max_output_tokens", "stop", "reasoning"}
-_SAMPLING |= {"presence_penalty", "frequency_penalty", "repetition_penalty", "top_logprobs", "tool_choice"}
 _OTHER_NAMES = dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens"), "max_output_tokens")
 _DURATIONS = ("stop_after", "drain_for")
-_TIMEOUTS = ("rollout_timeout_s", "call_timeout_s")
 _OTHER_FORMATS = {".parquet", ".arrow", ".feather", ".csv", ".tsv", ".gz", ".zst", ".bz2", ".xz", ".zip"}
 _SIMILAR = 0.85  # of 1: `temprature` is, `min_tokens` beside `max_tokens` is not
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 Resume = Literal["never", "if-possible", "always"]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Amount = Annotated[float, msgspec.Meta(ge=0)]
+Limit = Annotated[float, msgspec.Meta(gt=0)] | None  # None: no limit
 
 
 class Prices(msgspec.Struct, kw_only=True, frozen=True):
-    """In whatever currency, for a million tokens."""
+    """Prices of a million tokens, in any currency."""
 
-    input: float
-    output: float
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.input < math.inf and 0 <= self.output < math.inf):
-            raise ValueError("prices are not below 0")
+    input: Amount
+    output: Amount
 
 
 class AgentSettings(msgspec.Struct, kw_only=True):
@@ -58,42 +53,32 @@ class CollectSettings(msgspec.Struct, kw_only=True):
     agent_name: str
     output_jsonl_fpath: str
     input_jsonl_fpath: str | None = None  # without it, the environment makes `limit` tasks of its own
-    limit: int | None = None
-    num_repeats: int = 1
+    limit: Count | None = None
+    num_repeats: Count = 1
     num_repeats_add_seed: bool = False
-    num_samples_in_parallel: int = 128
+    num_samples_in_parallel: Count = 128
     responses_create_params: dict[str, Any] = {}
     agents: dict[str, AgentSettings] = {}
     seed: int = 0  # for tasks that the environment makes
-    workers: int = 1
+    workers: Count = 1
     engine: Literal["local", "ray"] = "local"
     ray_address: str | None = None
     resume: Resume = "if-possible"
     ordered: bool = False
     adaptive: bool = True
-    requests_per_minute: float | None = None
-    tokens_per_minute: float | None = None
+    requests_per_minute: Limit = None
+    tokens_per_minute: Limit = None
     retry: RetrySettings = msgspec.field(default_factory=RetrySettings)
-    max_failure_rate: float = 0.5
-    min_samples: int = 100
+    max_failure_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
+    min_samples: Count = 100
     stop_after: str | None = None  # 3h50m
     drain_for: str | None = "10m"  # how long what is in flight may take once nothing new is started
-    rollout_timeout_s: float | None = None  # for one attempt at a rollout, whatever it waits for
-    call_timeout_s: float | None = None  # for each call of an environment or the policy
+    rollout_timeout_s: Limit = None  # for one attempt at a rollout, whatever it waits for
+    call_timeout_s: Limit = None  # for each call of an environment or the policy
     prices: Prices | None = None
 
     def __post_init__(self) -> None:
         _refuse_other_formats(Path(self.output_jsonl_fpath))
-        for name in ("limit", "num_repeats", "num_samples_in_parallel", "workers", "min_samples"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
-        for name in ("requests_per_minute", "tokens_per_minute", *_TIMEOUTS):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} must be more than 0, not {value}; leave it out for no limit")
-        if not 0 <= self.max_failure_rate <= 1:
-            raise ValueError(f"max_failure_rate is a share between 0 and 1, not {self.max_failure_rate}")
         for name in _DURATIONS:
             if (duration := getattr(self, name)) is not None:
                 try:
@@ -119,11 +104,10 @@ class CollectSettings(msgspec.Struct, kw_only=True):
 def _refuse_other_formats(output: Path) -> None:
     """An output is read and appended to line by line, so it is never written in another format."""
     if (ending := output.suffix.lower()) in _OTHER_FORMATS:
-        plain = output.with_suffix("")
-        plain = plain.with_name(f"{plain.name.removesuffix('.jsonl')}.jsonl")
+        plain = str(output)[: -len(ending)].removesuffix(".jsonl")
         raise UsageError(
             f"output_jsonl_fpath={output}: a collection is written as JSON lines, not as {ending}; "
-            f"write output_jsonl_fpath={shlex.quote(str(plain))}"
+            f"write output_jsonl_fpath={shlex.quote(f'{plain}.jsonl')}"
         )
 
 
@@ -149,7 +133,7 @@ def load_settings(words: Sequence[str], *, config: Path | None = None) -> Collec
             raise UsageError(f"{name} is missing; add {name}=...")
     values["agents"] = _agents(values.get("agents") or {})
     fields = {field.name: field for field in msgspec.structs.fields(CollectSettings)}
-    # Null stands for the default of settings for which it is no value of their own.
+    # Null means the default where it is no value of its own.
     own_default = {name for name in values if values[name] is None and fields[name].default is not None}
     given = {name: value for name, value in values.items() if name not in own_default}
     settings = typed(_as_json(given), CollectSettings)
@@ -164,8 +148,11 @@ def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_unknown_names(values: Mapping[str, Any]) -> None:
+    from rollbook.policies.conversion import KNOWN_PARAMS
+
+    params = KNOWN_PARAMS.difference(CollectSettings.__struct_fields__)
     for name, value in values.items():
-        if (meant := _OTHER_NAMES.get(name, name)) in _SAMPLING:
+        if (meant := _OTHER_NAMES.get(name, name)) in params:
             word = f"responses_create_params.{meant}={value}"
             raise UsageError(f"unknown key {name!r}; what is asked of the model is typed like this: {word}")
     refuse_unknown(values, CollectSettings)
@@ -215,12 +202,12 @@ def misspelled_params(params: Mapping[str, Any]) -> list[str]:
         return []
     from rollbook.policies.conversion import KNOWN_PARAMS
 
-    said = []
+    warnings = []
     for name in params.keys() - KNOWN_PARAMS:
         plain = name.lower().replace("-", "_")
         if near := difflib.get_close_matches(plain, KNOWN_PARAMS, n=1, cutoff=_SIMILAR):
-            said.append(f"responses_create_params.{name} is sent as it is; did you mean {near[0]!r}?")
-    return sorted(said)
+            warnings.append(f"responses_create_params.{name} is sent as it is; did you mean {near[0]!r}?")
+    return sorted(warnings)
 
 
 def _file(name: str, path: str) -> str:
@@ -235,7 +222,7 @@ def _file(name: str, path: str) -> str:
 
 
 def _agents(agents: Any) -> dict[str, Any]:
-    """By their names, which YAML may take for numbers; each is checked, so that errors name it."""
+    """The agents by their names, which YAML may take for numbers; each is checked, so that errors name it."""
     shape = "write agents: {my_agent: {env: {name: ...}, policy: {kind: ...}}}"
     if not isinstance(agents, Mapping):
         raise UsageError(f"agents: must be a mapping of names, not {type(agents).__name__}; {shape}")

@@ -25,9 +25,9 @@ from rollbook.rollouts.types import Feedback, Message, Opening, Task
 class Environment:
     """One episode. Settings of the config's `env:` arrive as keyword arguments of the constructor."""
 
-    # Whether grading a stored answer again gives what grading it live gave: `data reverify` asks.
+    # Whether grading a stored answer again gives what grading it live gave; `data reverify` requires it.
     stateless: ClassVar[bool] = False
-    # Further modules whose code decides the reward; their digest stands in a collection's manifest.
+    # Further modules whose code decides the reward; their digest is in a collection's manifest.
     sources: ClassVar[tuple[str, ...]] = ()
     # Replies of an episode at most, where the class knows: `rollbook rl` makes room for no more than that.
     most_turns: ClassVar[int | None] = None

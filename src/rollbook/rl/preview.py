@@ -118,7 +118,7 @@ def preview(settings: RlSettings, log: Log) -> Preview:
             version=0,
             rollouts=GROUPS * settings.group_size,
             stall_after_s=60.0,
-            on_stall=_tell(log),
+            on_stall=_log_stall(log),
         )
         sample_s = time.perf_counter() - began
         log("training on them with a rate of 0 ...")
@@ -144,7 +144,7 @@ def preview(settings: RlSettings, log: Log) -> Preview:
         return found
 
 
-def _tell(log: Log) -> Any:
+def _log_stall(log: Log) -> Any:
     return lambda stall: log(str(stall))
 
 

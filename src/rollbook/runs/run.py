@@ -7,7 +7,7 @@
             with run.checkpoint(f"{i + 1:06d}", batch=i + 1) as directory: ...
 
 A directory that already holds a run is refused unless `resume` is given; then the run goes back to its
-newest complete checkpoint (see `rewind`) and the loop goes on as if nothing had happened. One process
+newest complete checkpoint (see `rewind`) and the loop continues as if nothing had happened. One process
 writes a run; a second one is refused with the pid and host of the first.
 """
 
@@ -53,7 +53,7 @@ from rollbook.runs.rollout_log import RolloutLog
 from rollbook.runs.run_logs import RunLogs
 from rollbook.runs.start import parse_layout, start_run
 from rollbook.runs.stop_signals import Stopped
-from rollbook.runs.trackers import Trackers, named_in, parse_trackers
+from rollbook.runs.trackers import Trackers, parse_trackers, trackers_in
 
 _log = logging.getLogger("rollbook")
 
@@ -93,7 +93,7 @@ class Run:
         self._open_rollouts: set[RolloutLog] = set()
         self._opened: ExitStack | None = None
         # What is refused is refused before anything is written, so that the corrected call succeeds.
-        named = parse_trackers(trackers if trackers is not None else named_in(config))
+        named = parse_trackers(trackers if trackers is not None else trackers_in(config))
         dumped = None if config is None else dump_config(config)
         with ExitStack() as opened:
             self._lock = opened.enter_context(FileLock(self.files.run))
@@ -406,7 +406,7 @@ class Run:
         if not isinstance(name, str) or not name:
             raise UsageError(f"a checkpoint's name is text, not {name!r}; f'{{batch:06d}}' is the custom")
         if name in self._checkpoint_names:
-            raise UsageError(f"checkpoint {name!r} is already recorded; a name stands for one state only")
+            raise UsageError(f"checkpoint {name!r} is already recorded; choose another name")
         if taken := loop_state.keys() & set(CheckpointRecord.__struct_fields__):
             raise UsageError(
                 f"loop state {', '.join(sorted(taken))}: these keys are the record's own; rename them"

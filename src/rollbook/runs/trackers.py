@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from queue import Empty, Full, Queue
 from typing import Any, Protocol
 
 from rollbook.errors import UsageError
@@ -84,8 +85,8 @@ _KINDS: dict[str, Callable[..., Tracker]] = {
 }
 
 
-def named_in(config: object) -> Any:
-    """What a config, a mapping or an object, says under `trackers`."""
+def trackers_in(config: object) -> Any:
+    """What a config, a mapping or an object, has under `trackers`."""
     return config.get("trackers") if isinstance(config, Mapping) else getattr(config, "trackers", None)
 
 
@@ -117,85 +118,75 @@ class Trackers:
     ) -> None:
         """`named` is what `parse_trackers` returns."""
         self.ids = dict.fromkeys(named, run_id)
-        self._feeds = [
-            _Feed(kind, partial(_KINDS[kind], run_id, name, config, settings, directory), alert)
+        self._threads = [
+            _TrackerThread(kind, partial(_KINDS[kind], run_id, name, config, settings, directory), alert)
             for kind, settings in named.items()
         ]
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        if not self._feeds:
+        if not self._threads:
             return
         numbers = {
             key: float(value)
             for key, value in to_plain(metrics).items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
-        for feed in self._feeds:
-            feed.put(numbers, step)
+        for thread in self._threads:
+            thread.put((numbers, step))
 
     def close(self) -> None:
         """Give every tracker a while to send what it has, together; then go."""
-        for feed in self._feeds:
-            feed.finish()
+        for thread in self._threads:
+            thread.put(None)
         deadline = time.monotonic() + _CLOSE_TIMEOUT_S
-        for feed in self._feeds:
-            feed.wait(max(0.0, deadline - time.monotonic()))
+        for thread in self._threads:
+            thread.wait(max(0.0, deadline - time.monotonic()))
 
 
-class _Feed:
-    """One tracker, its thread and its queue."""
+class _TrackerThread:
+    """One tracker and its queue, in a thread that does not keep the process alive, as an executor's would."""
 
     def __init__(self, kind: str, make: Callable[[], Tracker], alert: Alert) -> None:
         self._kind, self._make, self._alert = kind, make, alert
-        self._waiting: deque[tuple[dict[str, float], int]] = deque(maxlen=_MOST_WAITING)
+        self._lines: Queue[tuple[dict[str, float], int] | None] = Queue(_MOST_WAITING)
         self._dropped = 0
-        self._finishing = False
-        self._dead = False
-        self._news = threading.Event()
+        self._is_given_up = False
         self._thread = threading.Thread(target=self._work, name=f"tracker {kind}", daemon=True)
         self._thread.start()
 
-    def _tell(self, title: str, text: str) -> None:
-        """In the record, and to whoever looks at the terminal and waits for curves."""
-        self._alert(title, text)
-        _log.warning("%s: %s", title, text)
-
-    def put(self, metrics: dict[str, float], step: int) -> None:
-        if self._dead:
-            return
-        if len(self._waiting) == _MOST_WAITING:
-            self._dropped += 1
-        self._waiting.append((metrics, step))
-        self._news.set()
-
-    def finish(self) -> None:
-        self._finishing = True
-        self._news.set()
+    def put(self, line: tuple[dict[str, float], int] | None) -> None:
+        """A line to send, or None after the last one. Where too many wait, the oldest is dropped."""
+        while not self._is_given_up:
+            with suppress(Full):
+                self._lines.put_nowait(line)
+                break
+            with suppress(Empty):
+                self._lines.get_nowait()
+                self._dropped += 1
 
     def wait(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            self._dead = True
-            self._tell(
-                f"{self._kind} was left behind",
-                f"it did not finish within {_CLOSE_TIMEOUT_S:g} s; {len(self._waiting)} lines were not sent",
-            )
+            self._is_given_up = True
+            left = max(0, self._lines.qsize() - 1)  # without the None
+            within = f"{_CLOSE_TIMEOUT_S:g} s"
+            self._warn(f"{self._kind} did not finish", f"not within {within}; {left} lines were not sent")
         elif self._dropped:
-            self._tell(f"{self._kind} was too slow", f"{self._dropped} lines were not sent to it")
+            self._warn(f"{self._kind} is slow", f"{self._dropped} lines were not sent to it")
 
     def _work(self) -> None:
         try:
             tracker = self._make()
-            while not (self._finishing and not self._waiting):
-                self._news.wait()
-                self._news.clear()
-                while self._waiting:
-                    tracker.log(*self._waiting.popleft())
+            while (line := self._lines.get()) is not None:
+                tracker.log(*line)
             tracker.close()
-        except Exception as error:  # whatever a tracker does, the run goes on without it
-            if self._dead:
-                return
-            self._dead = True
-            self._waiting.clear()
-            hint = f"; type: pip install {self._kind}" if isinstance(error, ImportError) else ""
-            self._tell(f"{self._kind} does not record this run", f"{type(error).__name__}: {error}{hint}")
+        except Exception as error:  # whatever a tracker does, the run continues without it
+            if not self._is_given_up:
+                self._is_given_up = True
+                hint = f"; type: pip install {self._kind}" if isinstance(error, ImportError) else ""
+                self._warn(f"{self._kind} does not record this run", f"{type(error).__name__}: {error}{hint}")
+
+    def _warn(self, title: str, text: str) -> None:
+        """Warn in the record and on the terminal, where somebody waits for curves."""
+        self._alert(title, text)
+        _log.warning("%s: %s", title, text)

@@ -148,7 +148,7 @@ class TokenExport(NoTokenExport):
         self._guarded(self._close)
         if self._manifest is not None:
             self._guarded(self._manifest.close)
-            self._tell([self._stopped] if self._stopped else [])
+            self._share_errors([self._stopped] if self._stopped else [])
         if kind is None:
             self._raise_error()  # of what was still to do after the last commit
 
@@ -206,9 +206,9 @@ class TokenExport(NoTokenExport):
                 step = msgspec.structs.replace(step, **sums_of(parts))
                 with contextlib.suppress(WriteError):
                     self._manifest.replace_last(step)
-        self._tell([f"process {part.rank}: {part.error}" for part in step.ranks if part.error])
+        self._share_errors([f"process {part.rank}: {part.error}" for part in step.ranks if part.error])
 
-    def _tell(self, errors: Sequence[str]) -> None:
+    def _share_errors(self, errors: Sequence[str]) -> None:
         if errors and not self._is_told:
             self._is_told = True
             more = "nothing more is exported until the run is resumed"

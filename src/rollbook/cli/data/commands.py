@@ -253,7 +253,7 @@ def rl(
     return partial(rl, inputs, output, tasks=tasks, pass_reward=pass_reward, band=chosen)
 
 
-@verb("reverify", lines=results.of_reverify)
+@verb("reverify", lines=results.of_reverify, exit_code=results.exit_code_of_reverify)
 def reverify(
     inputs: Inputs,
     output: Output,
@@ -274,8 +274,11 @@ def reverify(
     ] = False,
     pass_reward: PassReward = 1.0,
 ) -> Call:
-    """Run the grader on stored responses, to a new file, with a table of what changed."""
-    from rollbook.data.reverify import environment_of, reverify
+    """Run the grader on stored responses, to a new file, with a table of what changed.
+
+    Stopped or killed, the same command resumes. Lines of a failures file that hold a reply become rows.
+    """
+    from rollbook.collect.regrade import environment_of, regrade
 
     chosen = environment_of(agent, env or [], config)
-    return partial(reverify, inputs, output, chosen, force=force, pass_reward=pass_reward)
+    return partial(regrade, inputs, output, chosen, force=force, pass_reward=pass_reward)

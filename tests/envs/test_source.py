@@ -118,7 +118,7 @@ def test_bad_rows_are_refused_together_with_their_lines(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         with pytest.raises(UsageError, match=r"it has no rows|and 10 more"):
             open_environment({"name": exact, "tasks": str(tmp_path / name)})
-    with pytest.raises(UsageError, match="No such file"):
+    with pytest.raises(UsageError, match="there is no file"):
         open_environment({"name": exact, "tasks": str(tmp_path / "none.jsonl")})
 
 
@@ -190,7 +190,9 @@ def test_an_environment_with_a_setting_called_system_gets_it() -> None:
         ({"name": "arithmetik"}, "did you mean 'arithmetic'"),
         ({}, "env.name is missing"),
         ({"name": int}, "is not an Environment"),
-        ({"name": exact, "wnated": 1}, "it takes: wanted"),
+        ({"name": exact, "wnated": 1}, r"unknown key 'env\.wnated'; did you mean 'wanted'\?"),
+        ({"name": exact, "wieght": 1}, r"unknown key 'env\.wieght'; did you mean 'weight'\?"),
+        ({"name": exact, "bonus": 1}, r"unknown key 'env\.bonus'; exact takes: wanted"),
         ({"name": exact, "system": 5}, "env.system"),
         ({"name": exact, "judge": {"api_key": "sk-1"}}, "api_key"),
     ],

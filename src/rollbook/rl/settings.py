@@ -29,7 +29,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 # Keys of an entry of `environments` that are ours; all others are settings of the environment itself.
-_OURS = ("name", "as", "weight", "tasks", "system", "max_turns")
+OUR_KEYS = ("name", "as", "weight", "tasks", "system", "max_turns")
 # Settings that a resumed run may change; any other difference is refused.
 MAY_CHANGE = frozenset(
     {"iterations", "save_every", "save_total_limit", "evals", "num_groups_to_log", "samples_every",
@@ -195,9 +195,9 @@ def _environment(entry: Any, number: int) -> dict[str, Any]:
         raise UsageError(f"{where}: name is missing; write {{name: arithmetic}}")
     if set(entry) <= set(EnvironmentSettings.__struct_fields__) and "label" in entry:
         return dict(entry)  # as a run's config.json has it
-    common = {key: entry[key] for key in _OURS if key in entry}
+    common = {key: entry[key] for key in OUR_KEYS if key in entry}
     label = common.pop("as", None) or _label(str(entry["name"]))
-    own = {key: value for key, value in entry.items() if key not in _OURS}
+    own = {key: value for key, value in entry.items() if key not in OUR_KEYS}
     return {**common, "label": str(label), "settings": own}
 
 

@@ -34,7 +34,7 @@ from rollbook.rl.steps import (
     take_steps,
     trained_record,
 )
-from rollbook.rl.tasks import TaskPool
+from rollbook.rl.tasks import TaskPool, read_pools
 from rollbook.runs.launch import GRACE_S
 from rollbook.runs.reader import open_run
 from rollbook.runs.rollout_log import RolloutLog
@@ -246,10 +246,11 @@ def train(settings: RlSettings, *, resume: bool | str = False, log: Log = print)
         if start.is_complete:
             log(complete_text(settings))
             return result_of(settings)
+        tasks = read_pools(start.settings, log) if processes.is_first else None
         settings, trainer = open_trainer(start, processes, log)
         with StopSignals("saving after this iteration") as stop:
-            if processes.is_first:
-                with open_job(start, settings, trainer, log, stop) as job:
+            if tasks is not None:
+                with open_job(start, settings, trainer, tasks, log, stop) as job:
                     run_iterations(job)
             else:
                 with open_export_of(settings, trainer, processes.scatter(None)) as export:

@@ -17,7 +17,7 @@ from rollbook.records.token_settings import TrainerSettings, with_token_export
 from rollbook.rl import advantages
 from rollbook.rl.schedule import groups_drawn
 from rollbook.rollouts.retry import RetrySettings
-from rollbook.runs.settings import merge, parse_words, read_yaml, refuse_unknown, typed
+from rollbook.runs.settings import merge, parse_words, read_yaml, typed
 from rollbook.train.losses import AnyLoss, ImportanceSampling, Loss, ReferenceKl
 from rollbook.train.model_settings import ModelSettings
 from rollbook.train.schedule import Schedule
@@ -160,9 +160,6 @@ def load_settings(
     if not isinstance(entries, list):
         raise UsageError(f"{named}: environments must be a list; write environments: [{{name: arithmetic}}]")
     values["environments"] = [_environment(entry, number) for number, entry in enumerate(entries)]
-    for number, entry in enumerate(values.get("evals") or []):
-        if isinstance(entry, Mapping):
-            refuse_unknown(entry, EvalSettings, f"evals[{number}]")
     settings = typed(values, RlSettings)
     _check(settings)
     return settings if loss is None else msgspec.structs.replace(settings, loss=loss)

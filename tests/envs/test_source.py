@@ -80,6 +80,13 @@ def test_the_rows_of_a_file_in_any_of_the_usual_shapes(tmp_path: Path) -> None:
     assert open_environment(source) is source
 
 
+@pytest.mark.parametrize("grade", [None, "good", [1.0]])
+def test_a_grader_that_returns_no_grade_says_so(grade: Any) -> None:
+    made = single_turn(lambda task, answer: grade)
+    with pytest.raises(TypeError, match=r"a grader returned .*; it must return a number, or a dict with one"):
+        made().step({"role": "assistant", "content": "x"})
+
+
 def test_a_row_with_a_system_message_keeps_it() -> None:
     source = open_environment({"name": exact, "system": "ours"})
     row = {"messages": [{"role": "system", "content": "its own"}, {"role": "user", "content": "?"}]}

@@ -39,6 +39,7 @@ def load(*words: str) -> RlSettings:
         ("environments=[{name: arithmetic, weight: .nan}]", "environments.0.weight must be a finite number"),
         ("learning_rate=fast", "learning_rate: must be a number, not text"),
         ("group_size=1", "group_size: must be at least 2"),
+        ("group_size=2.5", "group_size: must be a whole number, not one with a fraction"),
         ("evals=null", "evals: must be a list, not nothing"),
         ("model=gpt", "model: must be a mapping, not text; its keys are path, from, hub, revision, config"),
         ("model.lora=true", "model.lora: must be a mapping or nothing, not true or false"),

@@ -216,6 +216,7 @@ def _readable(error: str, where: str) -> str:
         wanted, got = (
             " or ".join(_TYPES.get(name, name) for name in found.split(" | ")) for found in mismatch.groups()
         )
+        got = "one with a fraction" if got == "a number" and "whole number" in wanted else got
         message = f"must be {wanted}, not {got}"
     key = place.rstrip("`").lstrip(".")
     full = ".".join(part for part in (where, key) if part)

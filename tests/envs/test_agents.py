@@ -86,9 +86,9 @@ def test_names_that_are_none_are_refused_with_a_way_out(mine: Path) -> None:
 
 
 def test_settings_nobody_takes_are_refused_before_the_first_row(mine: Path) -> None:
-    with pytest.raises(UsageError, match="it takes: bonus"):
+    with pytest.raises(UsageError, match="did you mean 'bonus'"):
         build_agent({"name": f"{mine}:Mine", "bonos": 1}, SCRIPTED)
-    with pytest.raises(UsageError, match="it takes: wanted"):
+    with pytest.raises(UsageError, match="did you mean 'wanted'"):
         build_agent({"name": f"{mine}:graded", "want": 1}, SCRIPTED)
 
 

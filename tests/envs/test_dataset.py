@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from env_helpers import grade, grade_failure, question, run, task_of
@@ -93,6 +94,12 @@ def test_a_row_nothing_can_be_graded_by_is_a_failure_not_a_zero(
     failure = grade_failure(settings, "x", question(expected))
     assert failure.kind is FailureKind.ENVIRONMENT
     assert f"expected_answer is {expected!r}" in str(failure)
+
+
+def test_a_row_without_the_field_of_the_answer_says_which_setting_names_it() -> None:
+    failure = grade_failure({}, "4", msgspec.structs.replace(question("4"), row={"answer": "4"}))
+    assert "the row has no 'expected_answer'; it has: " in str(failure)
+    assert "set answer_key to the field that holds the answer" in str(failure)
 
 
 def test_blanks_are_an_answer_where_they_are_not_stripped() -> None:

@@ -80,6 +80,13 @@ def test_the_rows_of_a_file_in_any_of_the_usual_shapes(tmp_path: Path) -> None:
     assert open_environment(source) is source
 
 
+@pytest.mark.parametrize("grade", [None, "good", [1.0]])
+def test_a_grader_that_returns_no_grade_says_so(grade: Any) -> None:
+    made = single_turn(lambda task, answer: grade)
+    with pytest.raises(TypeError, match=r"a grader returned .*; it must return a number, or a dict with one"):
+        made().step({"role": "assistant", "content": "x"})
+
+
 def test_a_row_with_a_system_message_keeps_it() -> None:
     source = open_environment({"name": exact, "system": "ours"})
     row = {"messages": [{"role": "system", "content": "its own"}, {"role": "user", "content": "?"}]}
@@ -118,7 +125,7 @@ def test_bad_rows_are_refused_together_with_their_lines(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         with pytest.raises(UsageError, match=r"it has no rows|and 10 more"):
             open_environment({"name": exact, "tasks": str(tmp_path / name)})
-    with pytest.raises(UsageError, match="No such file"):
+    with pytest.raises(UsageError, match="there is no file"):
         open_environment({"name": exact, "tasks": str(tmp_path / "none.jsonl")})
 
 
@@ -190,7 +197,9 @@ def test_an_environment_with_a_setting_called_system_gets_it() -> None:
         ({"name": "arithmetik"}, "did you mean 'arithmetic'"),
         ({}, "env.name is missing"),
         ({"name": int}, "is not an Environment"),
-        ({"name": exact, "wnated": 1}, "it takes: wanted"),
+        ({"name": exact, "wnated": 1}, r"unknown key 'env\.wnated'; did you mean 'wanted'\?"),
+        ({"name": exact, "wieght": 1}, r"unknown key 'env\.wieght'; did you mean 'weight'\?"),
+        ({"name": exact, "bonus": 1}, r"unknown key 'env\.bonus'; exact takes: wanted"),
         ({"name": exact, "system": 5}, "env.system"),
         ({"name": exact, "judge": {"api_key": "sk-1"}}, "api_key"),
     ],

@@ -14,7 +14,7 @@ from rollbook.errors import UsageError
 from rollbook.rl import room
 from rollbook.rl.opening import Start, open_sampler, open_trainer
 from rollbook.rl.settings import SamplerSettings, load_settings
-from rollbook.rl.tasks import open_pools
+from rollbook.rl.tasks import read_pools
 from rollbook.rl.train import train
 from rollbook.tiny import write_tiny_model
 from rollbook.train.memory import cache_bytes
@@ -22,6 +22,8 @@ from rollbook.train.processes import Processes
 
 TURNS, SAID = 12, "a longer message of the user"
 ENVIRONMENTS = f'''\
+import random
+
 from rollbook.envs import Environment, Feedback, Opening, single_turn
 
 
@@ -43,6 +45,14 @@ class Rules(Talk):
 
     async def start(self, task):
         return Opening(messages=[{{"role": "system", "content": "rules " * 50}}, *task.messages])
+
+
+class Chance(Talk):
+    """Opens with a letter of the generator that everybody shares."""
+
+    def start(self, task):
+        letter = chr(97 + random.randrange(26))
+        return Opening(messages=[*task.messages, {{"role": "user", "content": letter}}])
 
 
 class Broken(Talk):
@@ -76,8 +86,8 @@ def decided(given: dict[str, Any]) -> tuple[SamplerSettings, str]:
     """The sampler's settings, and what is said of them."""
     lines: list[str] = []
     settings, trainer = open_trainer(Start(load_settings(given), False), Processes(), lambda _: None)
-    pools, held_out = open_pools(settings, lambda _: None)
-    with open_sampler(settings, trainer, [*pools, *held_out.values()], lines.append) as (settings, *_):
+    tasks = read_pools(settings, lambda _: None)
+    with open_sampler(settings, trainer, tasks, lines.append) as (settings, *_):
         return settings.sampler, "\n".join(lines)
 
 
@@ -189,6 +199,19 @@ def test_memory_that_is_short_takes_slots_before_it_takes_length(
     free(0.01)
     with pytest.raises(UsageError, match=r"not enough memory: .* lower sampler\.slots"):
         decided(given)
+
+
+def test_looking_at_what_an_environment_opens_with_leaves_no_trace(setup: Path) -> None:
+    """A run with the settings of another one, which were decided there, is shown the same."""
+    given = config(setup, "Chance", "first", group_size=4)
+    given["environments"][0]["max_turns"] = 1
+    train(load_settings(given), log=lambda _: None)
+    train(load_settings(setup / "first/config.json", [f"log_path={setup / 'second'}"]), log=lambda _: None)
+    shown = [
+        [rollout.messages for rollout in rollbook.open_run(setup / run).transcripts(0)]
+        for run in ("first", "second")
+    ]
+    assert shown[0] == shown[1] and len({str(messages[1]) for messages in shown[0]}) > 1
 
 
 def test_it_is_decided_once_and_kept_by_a_resume_and_by_a_rerun(

@@ -12,7 +12,7 @@ import pytest
 from helpers.rl_runs import settings_of, write_setup
 from rollbook.errors import UsageError
 from rollbook.rl.settings import RlSettings, load_settings
-from rollbook.rl.tasks import GENERATED_TASKS, TaskPool, open_pools
+from rollbook.rl.tasks import GENERATED_TASKS, TaskPool, read_pools
 from rollbook.rl.train import train
 
 WORDS = ["cat", "dog", "owl", "hen", "cow", "ant"]
@@ -39,7 +39,7 @@ def dataset(label: str, tasks: str, **others: Any) -> dict[str, Any]:
 def opened(asked: RlSettings) -> tuple[list[set[str]], set[str], list[str]]:
     """The prompts of each training pool, those that are held out, and what was logged."""
     lines: list[str] = []
-    pools, held_out = open_pools(asked, lines.append)
+    pools, held_out = read_pools(asked, lines.append)
     shown = [prompts(pool) for pool in pools]
     return shown, set().union(*map(prompts, held_out.values())), lines
 
@@ -89,7 +89,54 @@ def test_nothing_left_to_train_on_is_refused_by_the_name_of_the_environment(tmp_
     few = write_rows(tmp_path / "few.jsonl", WORDS[:2], prefix="few")
     asked = settings([dataset("b", few), dataset("a", tasks)], {"environment": "a", "tasks": tasks})
     with pytest.raises(UsageError, match=r"environment 'b' has no task left .* all 2 have the prompt or the"):
-        open_pools(asked, lambda _: None)
+        read_pools(asked, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"name": "arithmetic", "wieght": 2}, "unknown key 'environments[1].wieght'; did you mean 'weight'?"),
+        ({"name": "arithmetic", "max_turn": 2}, "'environments[1].max_turn'; did you mean 'max_turns'?"),
+        ({"name": "arithmetic", "sistem": "x"}, "'environments[1].sistem'; did you mean 'system'?"),
+        ({"name": "dataset", "task": "x"}, "'environments[1].task'; did you mean 'tasks'?"),
+        (
+            {"name": "dataset", "colour": "x"},
+            "unknown key 'environments[1].colour'; known keys: answer_key, ",
+        ),
+        ({"name": "arithmetic", "max_valu": 2}, "'environments[1].max_valu'; did you mean 'max_value'?"),
+        ({"name": "arithmetic", "colour": 2}, "'environments[1].colour'; arithmetic takes: operations, max"),
+        ({"name": "arithmetic", "digits": 99}, "environments[1].digits is 99; it may be at most 6"),
+        (
+            {"name": "dataset", "grader": "exakt"},
+            "environments[1].grader 'exakt' is not known; there are: ex",
+        ),
+        ({"name": "aritmetic"}, "environments[1].name 'aritmetic' is not known; did you mean 'arithmetic'?"),
+        ({"name": "env.py:grade"}, "environments[1].name 'env.py:grade': no file env.py; looked for /"),
+        ({"name": "dataset"}, "environments[1].tasks: dataset makes no tasks of its own; write tasks: FILE"),
+        ({"name": "dataset", "tasks": 5}, "environments[1].tasks: dataset makes no tasks of its own; write"),
+        (
+            {"name": "dataset", "tasks": "none.jsonl"},
+            "environments[1].tasks: there is no file none.jsonl in ",
+        ),
+        ({"name": "dataset", "tasks": "/none.jsonl"}, "environments[1].tasks: there is no file /none.jsonl"),
+    ],
+)
+def test_what_is_wrong_with_an_environment_is_said_with_its_place(entry: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        read_pools(settings([{"name": "arithmetic", "as": "first"}, entry]), lambda _: None)
+    assert said in str(refused.value)
+
+
+def test_what_is_wrong_with_the_tasks_of_an_evaluation_is_said_with_its_place(tmp_path: Path) -> None:
+    environments = [dataset("a", write_rows(tmp_path / "tasks.jsonl"))]
+    for tasks, said in (
+        ("none.jsonl", "there is no file none.jsonl"),
+        (6, "'eval1' holds out 6 tasks, but 'a'"),
+    ):
+        wrong = {"environment": "a", "tasks": tasks}
+        with pytest.raises(UsageError) as refused:
+            read_pools(settings(environments, {"environment": "a", "tasks": 1}, wrong), lambda _: None)
+        assert str(refused.value).startswith(f"evals[1].tasks: {said}")
 
 
 def test_how_many_tasks_an_environment_makes_is_said(tmp_path: Path) -> None:

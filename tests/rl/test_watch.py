@@ -122,7 +122,7 @@ def test_an_alert_is_raised_where_it_begins_to_hold_and_not_by_what_is_all_right
         (LIMITS._replace(max_episode_tokens=100), "raise sampler.max_episode_tokens (100), or"),
         (
             LIMITS._replace(max_episode_tokens=256),
-            "raise sampler.max_length (256) and sampler.max_episode_tok",
+            "raise sampler.max_episode_tokens (256), or",
         ),
         (
             LIMITS._replace(of_model=256),

@@ -72,7 +72,7 @@ def test_merging_goes_mapping_by_mapping() -> None:
         (["workers=0"], "workers: must be at least 1"),
         (["requests_per_minute=0"], "requests_per_minute: must be more than 0"),
         (["stop_after=soon"], "'soon' is not a duration"),
-        (["prices.input=1"], r"prices: .*output"),
+        (["prices.input=1"], r"prices: output is missing"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_name(words: list[str], said: str) -> None:
@@ -139,6 +139,11 @@ def test_a_file_that_holds_no_settings(content: str, said: str, tmp_path: Path) 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no\.yaml: no such file"):
         load_settings([str(tmp_path / "no.yaml"), *LEAST])
+
+
+def test_a_directory_in_place_of_a_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a directory; name a file of settings in it"):
+        read_yaml(tmp_path)
 
 
 def test_an_empty_file_and_numbers_in_one(tmp_path: Path) -> None:

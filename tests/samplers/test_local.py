@@ -115,12 +115,10 @@ def test_where_tools_are_offered_every_reply_says_whether_its_calls_can_be_read(
         requests = [msgspec.structs.replace(asked("ab", seed=seed), tools=tools) for seed in range(24)]
         return list(await asyncio.gather(*map(policy.act, requests)))
 
-    key, marks = "format/tool_error", ("<tool_call>", "</tool_call>")
-    with_tools = asyncio.run(replies([tool]))
+    key, with_tools = "format/tool_error", asyncio.run(replies([tool]))
     assert {completion.metrics[key] for completion in with_tools} == {0.0, 1.0}
     for completion in with_tools:
-        is_broken = any(mark in completion.message["content"] for mark in marks)
-        assert completion.metrics[key] == float(is_broken)
+        assert completion.metrics[key] == float("tool_call>" in completion.message["content"])
     assert not any(key in completion.metrics for completion in asyncio.run(replies([])))
 
 
@@ -318,6 +316,10 @@ def test_an_episode_ends_when_its_tokens_are_used_up(model: Model, chat_format: 
     """Prompts and replies of all turns count; the last reply is cut, and the episode by its length."""
     policy = policy_of(model, chat_format, max_episode_tokens=40, max_tokens=20)
     assert policy.max_length == 40
+    with pytest.raises(
+        RolloutFailure, match=r"max_episode_tokens allows 40 .* raise policy\.max_episode_tokens"
+    ):
+        asyncio.run(policy.act(asked("a" * 50)))
     episodes = asyncio.run(talk(policy, 12, turns=9))
     assert {episode.stop_reason for episode in episodes} <= {"length", "max_length"}
     for episode in episodes:

@@ -24,6 +24,7 @@ from rollbook.policies.chat_template import TemplateError
 from rollbook.runs.settings import typed
 from rollbook.tiny import write_tiny_model
 from rollbook.train.loading import load_model
+from rollbook.train.model_files import directory_of
 from rollbook.train.model_settings import LoraSettings, ModelSettings
 
 COMMIT = "0123456789" * 4
@@ -118,6 +119,29 @@ def test_what_is_broken_or_hostile_is_refused(good: Path, tmp_path: Path, name: 
         load(directory)
     assert "trust_remote_code" not in str(refused.value)
     assert not (directory / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("good-modl", r"model\.path .*/good-modl: no such directory; did you mean .*/good-model\?"),
+        (
+            "nowhere/model",
+            "no such directory; name a directory with the config.json, the weights and",
+        ),
+        ("", r"it holds no config\.json; name a directory with the config\.json"),
+    ],
+)
+def test_a_directory_that_is_no_model_is_refused(good: Path, tmp_path: Path, path: str, why: str) -> None:
+    shutil.copytree(good, tmp_path / "good-model")
+    with pytest.raises(UsageError, match=why):
+        load(tmp_path / path)
+
+
+def test_a_name_of_the_hub_is_told_from_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"for a model of the hub set model\.hub and model\.revision"):
+        directory_of(ModelSettings(path="Qwen/Qwen3-0.6B"))
 
 
 def test_a_model_that_names_code_and_does_not_need_it_is_loaded_without(good: Path, tmp_path: Path) -> None:

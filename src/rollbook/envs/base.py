@@ -107,7 +107,12 @@ def as_feedback(grade: Grade) -> Feedback:
             metrics={key: value for key, value in rest.items() if isinstance(value, int | float)},
             logs={key: value for key, value in rest.items() if not isinstance(value, int | float)},
         )
-    return Feedback(reward=float(grade))
+    try:
+        return Feedback(reward=float(grade))
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"a grader returned {grade!r:.100}; it must return a number, or a dict with one"
+        ) from None
 
 
 async def _awaited(grade: Awaitable[Grade]) -> Feedback:

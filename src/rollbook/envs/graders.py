@@ -67,7 +67,10 @@ class Grader:
                 return {"patterns": [settings.pattern]}
             if isinstance(row.get("verifier"), Mapping):
                 return _row_verifier(row["verifier"])
-        value = look_up(row, settings.answer_key)
+        try:
+            value = look_up(row, settings.answer_key)
+        except KeyError as error:
+            raise KeyError(f"{error.args[0]}; set answer_key to the field that holds the answer") from None
         values = value if isinstance(value, list) else [value]
         # An empty one is found in every answer, or in none; either way the reward would say nothing.
         if not values or any(item is None or not self._normal(str(item)) for item in values):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollbook.envs.base import Environment, SingleTurn
@@ -60,8 +60,11 @@ def describe_code(name: str | type[Environment]) -> dict[str, Any]:
     return {"source_sha256": digest_of_modules(*modules, *kind.sources)}
 
 
-def check_settings(kind: type[Environment], settings: Mapping[str, Any], name: str) -> None:
-    """Refuse wrong settings before the first row."""
+def check_settings(
+    kind: type[Environment], settings: Mapping[str, Any], name: str, others: Sequence[str] = ()
+) -> None:
+    """Refuse wrong settings before the first row. `others` are keys that a job reads, to be suggested."""
+    _refuse_unknown(kind, settings, name, others)
     try:
         with blaming(f"env {name!r} cannot be made:"):
             kind(**settings)
@@ -75,6 +78,20 @@ def check_settings(kind: type[Environment], settings: Mapping[str, Any], name: s
                 f"{', '.join(settings_of(kind)) or 'none'}"
             ) from error.__cause__
         raise
+
+
+def _refuse_unknown(
+    kind: type[Environment], settings: Mapping[str, Any], name: str, others: Sequence[str]
+) -> None:
+    signature = inspect.signature(kind.grader if issubclass(kind, SingleTurn) else kind)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+        return  # it says itself what it does not know
+    known = settings_of(kind)
+    for key in settings:
+        if key not in known:
+            near = difflib.get_close_matches(key, [*known, *others], n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"{name} takes: {', '.join(known) or 'none'}"
+            raise UsageError(f"unknown key 'env.{key}'; {hint}")
 
 
 def settings_of(kind: type[Environment]) -> list[str]:

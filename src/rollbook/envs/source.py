@@ -80,14 +80,24 @@ class EnvironmentSource:
         self.settings = {key: value for key, value in env.items() if key not in (*_NOT_SETTINGS, *common)}
         self._shared: dict[str, Any] | None = None
 
+    def check(self) -> EnvironmentSource:
+        """Refuse wrong settings and rows."""
+        check_settings(self.kind, self.settings, self._label, (*_NOT_SETTINGS, *_FOR_ALL))
+        self.rows  # noqa: B018 - which reads the file
+        return self
+
     def open(self) -> EnvironmentSource:
         """Check the settings and the rows, and make what the episodes share."""
         if self._shared is None:
-            check_settings(self.kind, self.settings, self._label)
-            self.rows  # noqa: B018 - which reads the file
+            self.check()
             with blaming(f"env {self._label!r}: its shared() failed:"):
                 self._shared = self.kind.shared(**self.settings)
         return self
+
+    @property
+    def makes_tasks(self) -> bool:
+        """Whether the environment has tasks of its own making."""
+        return next(kind for kind in self.kind.__mro__ if "tasks" in vars(kind)) is not Environment
 
     @cached_property
     def rows(self) -> TaskFile | None:
@@ -197,6 +207,9 @@ class TaskFile(Sequence[dict[str, Any]]):
                     except _OTHER_SHAPE as error:
                         problems.append(f"  {path}:{line.number}: {error}")
                     self._places.extend((line.start, line.end))
+        except FileNotFoundError:
+            where = "" if path.is_absolute() else f" in {Path.cwd()}"
+            raise UsageError(f"env.tasks: there is no file {path}{where}") from None
         except OSError as error:
             raise UsageError(f"env.tasks: {path}: {error.strerror or error}") from None
         if problems or not self._places:

@@ -28,12 +28,11 @@ class Limits(NamedTuple):
     def for_longer_episodes(self) -> str:
         """The limit that is reached first is the one to raise, if the model allows it."""
         most = self.max_episode_tokens
-        if most is not None and most < self.max_length:
+        if most is not None and most <= self.max_length:
             return f"raise sampler.max_episode_tokens ({most}), or set truncated: mask"
         if self.of_model is not None and self.max_length >= self.of_model:
             return (
                 f"sampler.max_length is {self.max_length}, all that the model takes: lower "
                 f"sampler.max_tokens ({self.max_tokens}) or environments.max_turns, or set truncated: mask"
             )
-        both = "" if most is None else " and sampler.max_episode_tokens"
-        return f"raise sampler.max_length ({self.max_length}){both}, or set truncated: mask"
+        return f"raise sampler.max_length ({self.max_length}), or set truncated: mask"

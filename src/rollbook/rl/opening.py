@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from rollbook.rl.room import decide_room, refuse_too_many_slots
 from rollbook.rl.schedule import Schedule
 from rollbook.rl.settings import RlSettings, SamplerSettings, differences
 from rollbook.rl.sources import Sources, changes_since, inputs_of, sources_of
-from rollbook.rl.tasks import TaskPool, open_pools
+from rollbook.rl.tasks import Pools, TaskPool
 from rollbook.rl.watch import Watch
 from rollbook.runs.handoff import resolve_checkpoint
 from rollbook.runs.random_state import seed_generators
@@ -247,14 +247,14 @@ def optimizer_settings(settings: RlSettings) -> OptimizerSettings:
 
 @contextmanager
 def open_job(
-    start: Start, settings: RlSettings, trainer: Trainer, log: Log, stop: StopSignals
+    start: Start, settings: RlSettings, trainer: Trainer, tasks: Pools, log: Log, stop: StopSignals
 ) -> Iterator[Job]:
-    """Tasks and sampler first, which may refuse the settings; the record last, which changes files."""
+    """The sampler first, which may refuse the settings; the record last, which changes files."""
     with ExitStack() as opened:
-        pools, held_out = open_pools(settings, log)
+        pools = tasks.training
         sources = sources_of(pools, trainer.frozen_digest)
         changed = changes_since(start.checkpoint, sources) if start.checkpoint else []
-        sampler = opened.enter_context(open_sampler(settings, trainer, [*pools, *held_out.values()], log))
+        sampler = opened.enter_context(open_sampler(settings, trainer, tasks, log))
         settings, policy, player = sampler
         run = opened.enter_context(
             Run(
@@ -270,7 +270,7 @@ def open_job(
         )
         if run.resumed_from != start.record:
             raise UsageError(f"{settings.log_path} changed while it was being opened; run the command again")
-        run.note_inputs(inputs_of(pools, held_out.values()))
+        run.note_inputs(inputs_of(pools, tasks.held_out.values()))
         if start.checkpoint is None and (source := model_input(settings.model)) is not None:
             run.note_inputs([source])
         policy.update(run.next_iteration)
@@ -283,7 +283,7 @@ def open_job(
             policy=policy,
             player=player,
             pools=pools,
-            held_out=held_out,
+            held_out=tasks.held_out,
             schedule=Schedule(
                 settings.seed,
                 [pool.settings.weight for pool in pools],
@@ -336,13 +336,14 @@ def open_export_of(
 
 @contextmanager
 def open_sampler(
-    settings: RlSettings, trainer: Trainer, pools: Sequence[TaskPool], log: Log
+    settings: RlSettings, trainer: Trainer, tasks: Pools, log: Log
 ) -> Iterator[tuple[RlSettings, LocalPolicy, Player]]:
     """Who acts and who plays, with the settings in which their room is decided."""
     with open_player(settings) as player, ExitStack() as opened:
-        sources = {id(pool.source): pool.source for pool in pools}
-        opened.callback(player.close_all, list(sources.values()))
-        settings = decide_room(settings, trainer, pools, player, log)
+        opened.callback(player.close_all, tasks.sources)
+        for source in tasks.sources:
+            source.open()
+        settings = decide_room(settings, trainer, tasks.all, player, log)
         policy = open_policy(settings, trainer)
         opened.callback(player.close_all, [policy])
         yield settings, policy, player

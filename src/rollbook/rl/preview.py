@@ -25,7 +25,7 @@ from rollbook.rl.player import Played
 from rollbook.rl.schedule import Schedule
 from rollbook.rl.settings import RlSettings
 from rollbook.rl.steps import plan_steps
-from rollbook.rl.tasks import TaskPool, open_pools
+from rollbook.rl.tasks import TaskPool, read_pools
 from rollbook.rl.train import plans_of
 from rollbook.samplers.selftest import longest_sequence
 from rollbook.train.memory import GRADIENT_BYTES, MOMENT_BYTES, Peak, bytes_per_trained, free_bytes, gib
@@ -105,10 +105,10 @@ class _NoLog:
 def preview(settings: RlSettings, log: Log) -> Preview:
     processes = Processes()
     free = free_bytes(processes.device)
+    tasks = read_pools(settings, log)
     settings, trainer = open_trainer(Start(settings, False, None, None), processes, log)
-    pools, held_out = open_pools(settings, log)
-    with open_sampler(settings, trainer, [*pools, *held_out.values()], log) as (settings, policy, player):
-        plans = _plans(settings, pools)
+    with open_sampler(settings, trainer, tasks, log) as (settings, policy, player):
+        plans = _plans(settings, tasks.training)
         log(f"sampling {GROUPS} groups of {settings.group_size} ...")
         began = time.perf_counter()
         played = player.groups(
@@ -125,7 +125,9 @@ def preview(settings: RlSettings, log: Log) -> Preview:
         with Peak(processes.device) as peak:
             train_s = _train(trainer, settings, played.groups)
         scale = settings.groups_drawn / GROUPS
-        environments = [_environment(pool, plans, played.groups, policy.chat_format) for pool in pools]
+        environments = [
+            _environment(pool, plans, played.groups, policy.chat_format) for pool in tasks.training
+        ]
         limits = Limits.of(settings.sampler, longest_sequence(trainer.model))
         found = Preview(
             environments=[environment for environment in environments if environment is not None],

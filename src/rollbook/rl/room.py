@@ -17,6 +17,7 @@ from rollbook.policies.chat_format import ChatFormat
 from rollbook.rl.player import Player
 from rollbook.rl.settings import RlSettings
 from rollbook.rl.tasks import TaskPool
+from rollbook.runs.random_state import capture_random_state, restore_random_state
 from rollbook.samplers.selftest import longest_sequence
 from rollbook.train.memory import cache_bytes, free_bytes, gib
 
@@ -127,12 +128,17 @@ def refuse_too_many_slots(settings: RlSettings, trainer: Trainer) -> None:
 
 
 def _need(pool: TaskPool, chat_format: ChatFormat, player: Player) -> Need:
-    """Of the tasks of a pool. Its environment opens the longest, for it may have rules and tools to add."""
+    """Of the tasks of a pool. Its environment opens the longest, for it may have rules and tools to add.
+
+    That leaves no trace in random numbers: a run that begins with these settings does without it.
+    """
     prompts = [
         (len(chat_format.prompt(task.messages, task.tools)), task) for task in pool.longest(_TOKENISED)
     ]
     longest, task = max(prompts, key=lambda found: found[0])
+    before = capture_random_state()
     opened = player.opening(pool.make, task)
+    restore_random_state(before)
     if opened is not None:
         longest = max(longest, len(chat_format.prompt(opened.prompt, opened.tools)))
     return Need(pool.settings.label, longest, pool.most_turns, pool.max_tokens)

@@ -17,7 +17,7 @@ from rollbook.records.token_settings import TrainerSettings, with_token_export
 from rollbook.rl import advantages
 from rollbook.rl.schedule import groups_drawn
 from rollbook.rollouts.retry import RetrySettings
-from rollbook.runs.settings import merge, parse_words, read_yaml, refuse_unknown, typed
+from rollbook.runs.settings import merge, parse_words, read_yaml, typed
 from rollbook.train.losses import AnyLoss, ImportanceSampling, Loss, ReferenceKl
 from rollbook.train.model_settings import ModelSettings
 from rollbook.train.schedule import Schedule
@@ -29,7 +29,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 # Keys of an entry of `environments` that are ours; all others are settings of the environment itself.
-_OURS = ("name", "as", "weight", "tasks", "system", "max_turns")
+OUR_KEYS = ("name", "as", "weight", "tasks", "system", "max_turns")
 # Settings that a resumed run may change; any other difference is refused.
 MAY_CHANGE = frozenset(
     {"iterations", "save_every", "save_total_limit", "evals", "num_groups_to_log", "samples_every",
@@ -161,9 +161,6 @@ def load_settings(
     if not isinstance(entries, list):
         raise UsageError(f"{named}: environments must be a list; write environments: [{{name: arithmetic}}]")
     values["environments"] = [_environment(entry, number) for number, entry in enumerate(entries)]
-    for number, entry in enumerate(values.get("evals") or []):
-        if isinstance(entry, Mapping):
-            refuse_unknown(entry, EvalSettings, f"evals[{number}]")
     settings = typed(values, RlSettings)
     _check(settings)
     return settings if loss is None else msgspec.structs.replace(settings, loss=loss)
@@ -196,9 +193,9 @@ def _environment(entry: Any, number: int) -> dict[str, Any]:
         raise UsageError(f"{where}: name is missing; write {{name: arithmetic}}")
     if set(entry) <= set(EnvironmentSettings.__struct_fields__) and "label" in entry:
         return dict(entry)  # as a run's config.json has it
-    common = {key: entry[key] for key in _OURS if key in entry}
+    common = {key: entry[key] for key in OUR_KEYS if key in entry}
     label = common.pop("as", None) or _label(str(entry["name"]))
-    own = {key: value for key, value in entry.items() if key not in _OURS}
+    own = {key: value for key, value in entry.items() if key not in OUR_KEYS}
     return {**common, "label": str(label), "settings": own}
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from heapq import nlargest
-from typing import Any
+from typing import Any, NamedTuple
 
-from rollbook.envs.source import EnvironmentSource, open_environment
+from rollbook.envs.source import EnvironmentSource
 from rollbook.errors import UsageError
 from rollbook.records.identity import derive_seed, task_digest
 from rollbook.records.plain import encode
-from rollbook.rl.settings import EnvironmentSettings, EvalSettings, RlSettings
+from rollbook.rl.settings import OUR_KEYS, EnvironmentSettings, EvalSettings, RlSettings
 from rollbook.rollouts.types import EnvironmentProtocol, Task
+from rollbook.runs.random_state import seed_generators
 
 # How many tasks an environment that makes its own is asked for.
 GENERATED_TASKS = 4096
@@ -96,13 +99,23 @@ class TaskPool:
         return self.source.task(self._rows[place], params=self._params)
 
 
-def open_pools(
-    settings: RlSettings, log: Callable[[str], None]
-) -> tuple[list[TaskPool], dict[str, TaskPool]]:
-    """The pools that are trained on, in the order of `environments`, and the held-out one of each eval.
+class Pools(NamedTuple):
+    training: list[TaskPool]  # in the order of `environments`
+    held_out: dict[str, TaskPool]  # by the name of the eval
 
-    `log` is told what was left out of them.
-    """
+    @property
+    def all(self) -> list[TaskPool]:
+        return [*self.training, *self.held_out.values()]
+
+    @property
+    def sources(self) -> list[EnvironmentSource]:
+        """Each environment once; an eval can have the one of a training pool."""
+        return list({id(pool.source): pool.source for pool in self.all}.values())
+
+
+def read_pools(settings: RlSettings, log: Callable[[str], None]) -> Pools:
+    """The tasks, before anything that takes long; `log` is told how many there are and what was left out."""
+    seed_generators(settings.seed)  # which code of the user may ask
     pools = [_training_pool(settings, environment) for environment in settings.environments]
     held_out = {evaluation.name: _held_out_pool(settings, evaluation, pools) for evaluation in settings.evals}
     for name, other in held_out.items():
@@ -116,7 +129,7 @@ def open_pools(
                 f"environment {pool.settings.label!r} has no task left to train on: all {held} have the "
                 "prompt or the id of a task that is held out for an eval; lower evals.tasks, or give others"
             )
-    return pools, held_out
+    return Pools(pools, held_out)
 
 
 def _described(pool: TaskPool, held: int) -> str:
@@ -128,40 +141,62 @@ def _described(pool: TaskPool, held: int) -> str:
 
 
 def _training_pool(settings: RlSettings, environment: EnvironmentSettings) -> TaskPool:
+    place = f"environments[{settings.environments.index(environment)}]"
     file = environment.tasks if isinstance(environment.tasks, str) else None
-    source = _open(environment, file)
+    source = _open(environment, file, place, f"{place}.tasks")
     rows: Sequence[Mapping[str, Any]] | None = source.rows
     if rows is None:
+        if not source.makes_tasks:
+            raise UsageError(
+                f"{place}.tasks: {environment.name} makes no tasks of its own; write tasks: FILE.jsonl, with "
+                "one on each line"
+            )
         count = environment.tasks if isinstance(environment.tasks, int) else GENERATED_TASKS
         rows = list(source.tasks(count, derive_seed(settings.seed, "tasks", environment.label)))
     return TaskPool(environment, source, rows, sampling_params(settings))
 
 
 def _held_out_pool(settings: RlSettings, evaluation: EvalSettings, pools: list[TaskPool]) -> TaskPool:
+    place = f"evals[{settings.evals.index(evaluation)}]"
     pool = next(pool for pool in pools if pool.settings.label == evaluation.environment)
     source = pool.source
     seed = derive_seed(settings.seed, "eval", evaluation.name)
     rows: Sequence[Mapping[str, Any]] | None
     if isinstance(evaluation.tasks, str):
-        source = _open(pool.settings, evaluation.tasks)
+        source = _open(pool.settings, evaluation.tasks, place, f"{place}.tasks")
         rows = source.rows
     else:
         if source.rows is not None and evaluation.tasks >= len(source.rows):
             raise UsageError(
-                f"evals: {evaluation.name!r} holds out {evaluation.tasks} tasks, but "
-                f"{evaluation.environment!r} has {len(source.rows)} in all; lower evals.tasks"
+                f"{place}.tasks: {evaluation.name!r} holds out {evaluation.tasks} tasks, but "
+                f"{evaluation.environment!r} has {len(source.rows)} in all; lower {place}.tasks"
             )
         rows = list(source.tasks(evaluation.tasks, seed))
     return TaskPool(pool.settings, source, rows or [], sampling_params(settings, evaluation))
 
 
-def _open(environment: EnvironmentSettings, file: str | None) -> EnvironmentSource:
+def _open(
+    environment: EnvironmentSettings, file: str | None, place: str, place_of_tasks: str
+) -> EnvironmentSource:
+    """The environment; what is wrong with it is said with its place in the config."""
     given: dict[str, Any] = {"name": environment.name, "as": environment.label, **environment.settings}
     if file is not None:
         given["tasks"] = file
     if environment.system is not None:
         given["system"] = environment.system
-    return open_environment(given)
+    try:
+        return EnvironmentSource(given).check()
+    except UsageError as error:
+        for key in environment.settings:
+            near = get_close_matches(key, OUR_KEYS, n=1, cutoff=0.75)
+            if near and f"unknown key 'env.{key}'" in str(error):
+                raise UsageError(f"unknown key '{place}.{key}'; did you mean {near[0]!r}?") from error
+        text = str(error).replace("env.tasks", place_of_tasks)
+        raise UsageError(_OF_ENV.sub(place, text)) from error
+
+
+# Environments call the block of their settings `env`, as a collection's config does.
+_OF_ENV = re.compile(r"(?<![\w./-])env(?= '|\.(?!py\b))")
 
 
 def sampling_params(settings: RlSettings, evaluation: EvalSettings | None = None) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from rollbook.rl.steps import (
     take_steps,
     trained_record,
 )
-from rollbook.rl.tasks import TaskPool
+from rollbook.rl.tasks import TaskPool, read_pools
 from rollbook.runs.launch import GRACE_S
 from rollbook.runs.reader import open_run
 from rollbook.runs.rollout_log import RolloutLog
@@ -253,13 +253,15 @@ def train(settings: RlSettings, *, resume: bool | str = False, log: Log = print)
         if start.is_complete:
             log(complete_text(settings))
             return result_of(settings)
+        with processes.together():
+            tasks = read_pools(start.settings, log) if processes.is_first else None
         settings, trainer = open_trainer(start, processes, log)
         with ExitStack() as opened:
             stop = opened.enter_context(StopSignals("saving after this iteration"))
             job = None
             with processes.together():
-                if processes.is_first:
-                    job = opened.enter_context(open_job(start, settings, trainer, log, stop))
+                if tasks is not None:
+                    job = opened.enter_context(open_job(start, settings, trainer, tasks, log, stop))
             identity = processes.share(job and RunIdentity(job.run.id, job.run.attempt))
             if job is not None:
                 run_iterations(job)

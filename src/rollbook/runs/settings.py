@@ -26,6 +26,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 _FLOAT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
 
 _BOUND = re.compile(r"Expected `(?:int|float)` (>=|>|<=|<) ([^ ]*?)(?:\.0)?")  # as msgspec says it
+_MISSING = re.compile(r"Object missing required field `([^`]*)`")
 _EXPECTED = re.compile(r"Expected `([^`]*)`, got `([^`]*)`")
 # What people call the types of JSON, in YAML.
 _TYPES = {
@@ -41,6 +42,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
         value = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise UsageError(
+            f"{path} is a directory; name a file of settings in it, such as config.yaml"
+        ) from None
     except OSError as error:
         raise BadFileError(path, f"cannot be read: {error.strerror or error}") from error
     except yaml.YAMLError as error:
@@ -92,7 +97,7 @@ def typed(values: Mapping[str, Any], kind: type[S], where: str = "") -> S:
     try:
         return msgspec.convert(dict(values), kind)
     except msgspec.ValidationError as error:
-        raise UsageError(_readable(str(error), where) + _choices(str(error), kind)) from None
+        raise UsageError(_readable(str(error), where) + _hint(str(error), kind)) from None
 
 
 def refuse_unknown(values: Mapping[str, Any], kind: type[msgspec.Struct], where: str = "") -> None:
@@ -108,6 +113,10 @@ def refuse_unknown(values: Mapping[str, Any], kind: type[msgspec.Struct], where:
             _refuse_unknown_kind(value, structs, path)
         elif structs and isinstance(value, Mapping):
             refuse_unknown(value, structs[0], path)
+        elif isinstance(value, list) and (structs := _structs_in(_item_of(known[key]))):
+            for number, item in enumerate(value):
+                if isinstance(item, Mapping):
+                    refuse_unknown(item, structs[0], f"{path}[{number}]")
 
 
 def _refuse_unknown_kind(value: Any, structs: Sequence[type[msgspec.Struct]], path: str) -> None:
@@ -144,23 +153,38 @@ def _structs_in(annotation: Any) -> list[type[msgspec.Struct]]:
     return [item for item in candidates if isinstance(item, type) and issubclass(item, msgspec.Struct)]
 
 
-def _choices(error: str, kind: type[msgspec.Struct]) -> str:
-    """The possible values, where a value is none of them."""
-    _, _, place = error.partition(" - at `$.")
-    found: Any = kind
-    for name in place.rstrip("`").split("."):
-        structs = _structs_in(found)
-        fields = (
-            {field.encode_name: field.type for field in msgspec.structs.fields(structs[0])}
-            if len(structs) == 1
-            else {}
-        )
-        found = fields.get(name)
+def _hint(error: str, kind: type[msgspec.Struct]) -> str:
+    """What may stand at the place that an error names: one of some words, or a mapping of these keys."""
+    found = _type_at(error.partition(" - at `$")[2].rstrip("`"), kind)
     candidates = [found, *typing.get_args(found)]
     literals = [typing.get_args(item) for item in candidates if typing.get_origin(item) is typing.Literal]
-    if not literals:
-        return ""
-    return f"; choose one of: {', '.join(map(str, literals[0]))}"
+    if literals:
+        return f"; choose one of: {', '.join(map(str, literals[0]))}"
+    structs = _structs_in(found)
+    if "got `object`" not in error and len(structs) == 1 and _EXPECTED.match(error):
+        return (
+            f"; its keys are {', '.join(field.encode_name for field in msgspec.structs.fields(structs[0]))}"
+        )
+    return ""
+
+
+def _type_at(place: str, kind: type[msgspec.Struct]) -> Any:
+    """The annotation of a key below a Struct, such as `.evals[0].every`."""
+    found: Any = kind
+    for name in re.findall(r"\.([^.\[]+)|\[", place):
+        structs = _structs_in(found)
+        if not name:
+            found = _item_of(found)
+        elif len(structs) == 1:
+            found = {field.encode_name: field.type for field in msgspec.structs.fields(structs[0])}.get(name)
+        else:
+            found = None
+    return found
+
+
+def _item_of(annotation: Any) -> Any:
+    """`X` of `list[X]`."""
+    return next(iter(typing.get_args(annotation)), None) if typing.get_origin(annotation) is list else None
 
 
 def _set(target: dict[str, Any], path: list[str], value: Any, word: str) -> None:
@@ -186,10 +210,13 @@ def _readable(error: str, where: str) -> str:
     message, _, place = error.partition(" - at `$")
     if bound := _BOUND.fullmatch(message):
         message = f"must be {_BOUNDS[bound[1]]} {bound[2]}"
+    elif missing := _MISSING.fullmatch(message):
+        message = f"{missing[1]} is missing"
     elif mismatch := _EXPECTED.fullmatch(message):
         wanted, got = (
             " or ".join(_TYPES.get(name, name) for name in found.split(" | ")) for found in mismatch.groups()
         )
+        got = "one with a fraction" if got == "a number" and "whole number" in wanted else got
         message = f"must be {wanted}, not {got}"
     key = place.rstrip("`").lstrip(".")
     full = ".".join(part for part in (where, key) if part)

@@ -166,7 +166,7 @@ class LocalPolicy:
     def _room(self, request: Request, prompt: int, sampling: Sampling) -> int:
         """How many tokens may be sampled."""
         limit, name = self.max_length, "max_length"
-        if sampling.max_episode_tokens is not None and sampling.max_episode_tokens < limit:
+        if sampling.max_episode_tokens is not None and sampling.max_episode_tokens <= limit:
             limit, name = sampling.max_episode_tokens, "max_episode_tokens"
         if prompt < limit:
             return min(sampling.max_tokens, limit - prompt)

@@ -15,7 +15,7 @@ import msgspec
 
 from rollbook.errors import UsageError
 from rollbook.records.token_settings import TrainerSettings, with_token_export
-from rollbook.runs.settings import merge, parse_words, read_yaml, refuse_unknown, typed
+from rollbook.runs.settings import merge, parse_words, read_yaml, typed
 from rollbook.train.model_settings import ModelSettings, OptimizerSettings
 from rollbook.train.schedule import Schedule
 
@@ -124,7 +124,7 @@ def load_settings(config: Path, overrides: Sequence[str] = ()) -> SftSettings:
             values[section][key] = "on" if switch else "off"
     for place in ("train", "eval"):
         if place in values["data"]:
-            values["data"][place] = _datasets(values["data"][place], f"data.{place}")
+            values["data"][place] = _datasets(values["data"][place])
     settings = typed(values, SftSettings)
     _check(settings)
     return settings
@@ -147,13 +147,10 @@ def _inputs(values: dict[str, Any], config: Path) -> dict[str, Any]:
     return {**given, **top}
 
 
-def _datasets(value: Any, where: str) -> Any:
+def _datasets(value: Any) -> Any:
     """A file, or a list of files and of mappings."""
     if not isinstance(value, list):
         return [{"path": value}] if isinstance(value, str) else value
-    for number, entry in enumerate(value):
-        if isinstance(entry, Mapping):
-            refuse_unknown(entry, DatasetSettings, f"{where}[{number}]")
     return [{"path": entry} if isinstance(entry, str) else entry for entry in value]
 
 

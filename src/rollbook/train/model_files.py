@@ -6,6 +6,7 @@ is ever loaded, whatever a config.json asks for.
 
 from __future__ import annotations
 
+import difflib
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from rollbook.train.model_settings import COMMIT, ModelSettings
 _READ = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 _NOT_READ = ("*/*", "consolidated*")  # the same weights in the layout of another program
 _ADAPTERS = "adapter_config.json"
+_NAME_A_MODEL = "name a directory with the config.json, the weights and the tokenizer of a model"
 
 
 def directory_of(settings: ModelSettings) -> Path | None:
@@ -32,9 +34,9 @@ def directory_of(settings: ModelSettings) -> Path | None:
         return Path(resolve_checkpoint(Path(settings.handed_over)))
     path = Path(str(settings.path))
     if not path.is_dir():
-        looks_like_hub = not path.is_absolute() and len(path.parts) == 2
-        hint = "; for a model of the hub set model.hub and model.revision" if looks_like_hub else ""
-        raise UsageError(f"model.path {path}: no such directory{hint}")
+        raise UsageError(f"model.path {path}: no such directory; {_instead_of(path)}")
+    if not holds_adapters(path) and not (path / "config.json").exists():
+        raise UsageError(f"model.path {path}: it holds no config.json; {_NAME_A_MODEL}")
     return path.absolute()  # adapters name their base, and are read from anywhere
 
 
@@ -44,6 +46,16 @@ def model_input(settings: ModelSettings) -> RunInput | None:
         return RunInput(what="hub model", path=f"{settings.hub}@{settings.revision}")
     directory = directory_of(settings)
     return None if directory is None else directory_input("model", directory)
+
+
+def _instead_of(path: Path) -> str:
+    """What may have been meant by a directory that is not there."""
+    beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
+    if near := difflib.get_close_matches(path.name, beside, n=1):
+        return f"did you mean {path.parent / near[0]}?"
+    if not path.is_absolute() and len(path.parts) == 2:
+        return "for a model of the hub set model.hub and model.revision"
+    return _NAME_A_MODEL
 
 
 def tokenizer_of(settings: ModelSettings) -> Path | None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import ast
 import re
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from helpers.places import REPOSITORY
+from helpers.proofs import why_not_run
 
 CORE, FORMULAS, BATCH = "train/test_core_traps.py", "train/test_loss_formulas.py", "train/test_batch.py"
 LOCAL, ENGINE, FAMILIES = "samplers/test_local.py", "samplers/test_engine.py", "samplers/test_families.py"
@@ -153,6 +155,7 @@ TRAPS: dict[int, Trap] = {
     29: Trap("other experts in training than in sampling", {
         LOCAL: ["test_a_model_whose_rows_see_each_other_is_for_evals_only"],
         FAMILIES: ["test_neighbours_that_matter_are_found_out"],
+        TRAPS: ["test_t29_a_model_with_experts_is_refused_before_anything_is_written"],
     }, "models with experts are refused in training"),
     30: Trap("a resume repeats, skips, or ends at once", {
         EXPORT: ["test_a_run_that_was_killed_exports_what_an_untouched_one_does"],
@@ -197,11 +200,89 @@ def names_in(file: str) -> frozenset[str]:
 
 
 @pytest.mark.parametrize("number", TRAPS)
-def test_a_trap_has_its_proofs(number: int) -> None:
+def test_a_trap_has_its_proofs_and_make_test_runs_them(number: int) -> None:
     trap = TRAPS[number]
     assert trap.tests and all(trap.tests.values())
-    missing = {file: set(names) - names_in(file) for file, names in trap.tests.items()}
-    assert not any(missing.values()), f"{trap.what}: {missing}"
+    whys = {
+        f"{file}::{name}": why
+        for file, names in trap.tests.items()
+        for name in names
+        if (why := why_not_run(REPOSITORY / "tests" / file, name))
+    }
+    assert not whys, f"{trap.what}: {whys}"
+
+
+_PROOFS = """
+import pytest
+
+faults = pytest.mark.faults
+
+@pytest.fixture
+def peers():
+    pytest.skip("they are not here")
+
+@pytest.fixture
+def above(peers):
+    return peers
+
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.faults)])
+@pytest.mark.skipif(False, reason="never")
+def test_run(n, tmp_path): ...
+
+@pytest.mark.skip(reason="later")
+def test_skipped(): ...
+
+@pytest.mark.skipif(1 > 0, reason="always")
+def test_skipped_here(): ...
+
+@pytest.mark.faults
+def test_of_faults(): ...
+
+@pytest.mark.xfail
+def test_that_may_fail(): ...
+
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.skip), pytest.param(2, marks=faults)])
+def test_without_a_case(n): ...
+
+def test_that_skips_itself():
+    if 1 > 0:
+        pytest.skip("not today")
+
+def test_that_needs_a_package():
+    pytest.importorskip("nothing")
+
+def test_that_needs_a_fixture(above): ...
+"""
+_FOR_ALL = """
+@pytest.fixture(autouse=True)
+def here():
+    pytest.skip("not on this machine")
+"""
+
+
+def test_a_proof_that_is_not_run_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "test_proofs.py"
+    path.write_text(_PROOFS)
+    names = re.findall(r"def (test_\w+)", _PROOFS)
+    whys = {name: why_not_run(path, name) for name in names}
+    assert whys.pop("test_run") is None
+    assert whys == {
+        "test_skipped": "it is marked skip",
+        "test_skipped_here": "it is marked skipif, and so it is: always",
+        "test_of_faults": "it is marked faults",
+        "test_that_may_fail": "it is marked xfail",
+        "test_without_a_case": "it has no case that is run",
+        "test_that_skips_itself": "test_that_skips_itself calls pytest.skip",
+        "test_that_needs_a_package": "test_that_needs_a_package calls pytest.importorskip",
+        "test_that_needs_a_fixture": "peers calls pytest.skip",
+    }
+    assert why_not_run(path, "test_gone") == "there is no such test"
+    for number, (text, why) in enumerate(
+        (("pytestmark = [pytest.mark.interop]", "it is marked interop"), (_FOR_ALL, "here calls pytest.skip"))
+    ):
+        other = tmp_path / f"test_all_of_them_{number}.py"
+        other.write_text(f"{_PROOFS}\n{text}\n")
+        assert why_not_run(other, "test_run") == why
 
 
 def test_every_number_is_there() -> None:

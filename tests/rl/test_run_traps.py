@@ -17,7 +17,7 @@ import pytest
 import rollbook
 from env_helpers import grade, question
 from helpers.equal_runs import differences
-from helpers.rl_runs import LETTERS, settings_of, write_setup
+from helpers.rl_runs import LETTERS, settings_of, start, write_setup
 from helpers.trainer import run_several
 from rollbook.envs import Environment, Feedback, Task
 from rollbook.errors import RollbookError, UsageError
@@ -334,6 +334,21 @@ def test_t25_and_t34_rollouts_that_hang_are_named_and_then_failures(
     assert stalls[0]["waiting"][0]["name"].startswith("group ")
     stall = "STALL in iteration 0: 2 rollouts are open; the oldest"
     assert any(line.startswith(stall) for line in said)
+
+
+def test_t29_a_model_with_experts_is_refused_before_anything_is_written(setup: Path, tmp_path: Path) -> None:
+    """Which experts a token goes to in sampling is not known to the trainer."""
+    size = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {**LLAMA, **size, "model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 4}
+    model = {"path": None, "config": config, "tokenizer": str(setup / "model")}
+    with start(settings_of(setup, tmp_path / "run", model=model)) as trainer:
+        assert trainer.wait() == 1
+        last = trainer.output.splitlines()[-1]
+    assert last.startswith(
+        "rollbook: what a mixtral model samples for a request depends on the requests that"
+    )
+    assert "so a run could not be repeated or resumed bit for bit. Choose a dense model" in last
+    assert not (tmp_path / "run").exists()
 
 
 def test_t35_evaluations_change_nothing_of_the_training(setup: Path, tmp_path: Path) -> None:

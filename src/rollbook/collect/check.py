@@ -17,6 +17,7 @@ from rollbook.collect.input import Agents, Input, read_input
 from rollbook.collect.loop import run_in_loop
 from rollbook.collect.manifest import Manifest, Session, read_manifest, refuse_drift
 from rollbook.collect.output import Found, find_done
+from rollbook.collect.own_pieces import AgentParts, OwnPieces
 from rollbook.collect.rollout import Rollouts, rollouts_here
 from rollbook.collect.settings import CollectSettings
 from rollbook.envs.agents import describe_agent
@@ -43,14 +44,22 @@ class Checked(NamedTuple):
         return self.expected - self.done.count
 
 
-def check(settings: CollectSettings, files: CollectionFiles, *, tasks_aside: Path | None = None) -> Checked:
+def check(
+    settings: CollectSettings,
+    files: CollectionFiles,
+    *,
+    own: OwnPieces | None = None,
+    tasks_aside: Path | None = None,
+) -> Checked:
     """`tasks_aside` is for a dry run: where an environment's own tasks are written instead."""
     manifest = read_manifest(files.manifest)
     last = _last_session(settings, files, manifest)
-    rollouts = rollouts_here(settings)
+    own = own or OwnPieces()
+    own.check(settings)
+    rollouts = rollouts_here(settings, own)
     try:
         manifest = manifest or Manifest(files.manifest, files.output.name)
-        return _check(settings, files, manifest, last, rollouts, tasks_aside)
+        return _check(settings, own.agent(settings), files, manifest, last, rollouts, tasks_aside)
     except BaseException:
         run_in_loop(rollouts.close())
         raise
@@ -58,6 +67,7 @@ def check(settings: CollectSettings, files: CollectionFiles, *, tasks_aside: Pat
 
 def _check(
     settings: CollectSettings,
+    agent: AgentParts,
     files: CollectionFiles,
     manifest: Manifest,
     last: Session | None,
@@ -65,7 +75,6 @@ def _check(
     tasks_aside: Path | None,
 ) -> Checked:
     remember_secrets(msgspec.to_builtins(settings))
-    agent = settings.agent
     session = Session(
         repeats=settings.num_repeats,
         meaning={
@@ -80,7 +89,7 @@ def _check(
         session.meaning["seed"] = settings.seed
         if last is not None and settings.resume != "always":
             refuse_drift(files.shown, last, session, same_input=True)  # before its tasks are written over
-        source = generate_tasks(settings, files, tasks_aside)
+        source = generate_tasks(settings, agent.env, files, tasks_aside)
     agents = Agents(settings.agent_name, agent.env, frozenset(settings.agents) - {settings.agent_name})
     rows = read_input(files.shown_input, file=source, limit=settings.limit, agents=agents)
     session.input, session.rows = str(files.shown_input), rows.rows

@@ -25,6 +25,7 @@ from rollbook.collect.input import Input
 from rollbook.collect.items import Item, Line
 from rollbook.collect.loop import run_in_loop
 from rollbook.collect.output import put_in_order, verify
+from rollbook.collect.own_pieces import OwnPieces
 from rollbook.collect.results import SYNC, Results
 from rollbook.collect.settings import CollectSettings, seconds
 from rollbook.errors import Interrupted, WriteError
@@ -61,18 +62,20 @@ class DryRun(msgspec.Struct):
 def collect(
     settings: CollectSettings,
     *,
+    own: OwnPieces | None = None,
     log: Log = print,
     on_progress: Callable[[Progress], None] = lambda _: None,
     on_start: Callable[[Input], None] = lambda _: None,
 ) -> Progress:
     """Collect until everything is done, given up or told to stop; returns how it stands then.
 
-    `on_start` is called once nothing is refused any more: everything is checked, and the output is locked.
+    `own` are objects of the caller's, in place of what the settings name. `on_start` is called once nothing
+    is refused any more: everything is checked, and the output is locked.
     """
     files = _files(settings)
     with ExitStack() as opened:
         lock = _lock(settings, files, opened)
-        checked = check(settings, files)
+        checked = check(settings, files, own=own)
         _log_oddities(settings, files, checked, log)
         output = opened.enter_context(
             JsonlWriter(files.output, sync=SYNC, check=False, lock=lock, follow_links=True)

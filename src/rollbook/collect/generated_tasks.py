@@ -7,7 +7,7 @@ More of them than last time are fine as long as they begin with those of last ti
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,9 @@ from rollbook.records.jsonl import read_lines
 from rollbook.records.plain import encode
 
 
-def generate_tasks(settings: CollectSettings, files: CollectionFiles, aside: Path | None = None) -> Path:
+def generate_tasks(
+    settings: CollectSettings, env: Mapping[str, Any], files: CollectionFiles, aside: Path | None = None
+) -> Path:
     """The file with the environment's tasks, made if need be: in their place, or in the file `aside`.
 
     Whoever calls holds the lock of the output, unless it is made aside.
@@ -34,9 +36,9 @@ def generate_tasks(settings: CollectSettings, files: CollectionFiles, aside: Pat
     if old is not None and sum(1 for _ in read_lines(old)) >= settings.limit:
         return old
     if files.tasks.exists() and not files.manifest.exists():
-        _refuse_to_overwrite(files, make_tasks(settings.agent.env, 1, settings.seed))
+        _refuse_to_overwrite(files, make_tasks(env, 1, settings.seed))
     path = aside or files.tasks
-    write_tasks(path, make_tasks(settings.agent.env, settings.limit, settings.seed), old)
+    write_tasks(path, make_tasks(env, settings.limit, settings.seed), old)
     return path
 
 

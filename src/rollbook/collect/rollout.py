@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from rollbook.collect.items import Answer, Failure, Item, Line
+from rollbook.collect.own_pieces import OwnPieces
 from rollbook.collect.rows import make_task, output_line, response_so_far
 from rollbook.collect.settings import CollectSettings
 from rollbook.envs.agents import build_agent
@@ -65,8 +66,8 @@ class Rollouts:
             raise RolloutFailure(FailureKind.INVALID_REQUEST, why) from error
 
 
-def rollouts_here(settings: CollectSettings) -> Rollouts:
-    agent = settings.agent
+def rollouts_here(settings: CollectSettings, own: OwnPieces | None = None) -> Rollouts:
+    agent = (own or OwnPieces()).agent(settings)
     built = build_agent(
         agent.env,
         agent.policy,

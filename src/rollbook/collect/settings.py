@@ -111,10 +111,17 @@ def _refuse_other_formats(output: Path) -> None:
         )
 
 
-def load_settings(words: Sequence[str], *, config: Path | None = None) -> CollectSettings:
+def load_settings(words: Sequence[str], *, config: Path | Mapping[str, Any] | None = None) -> CollectSettings:
     """`words` are `key=value`; the first may be the path of a YAML file."""
+    return settings_of(read_values(words, config=config))
+
+
+def read_values(words: Sequence[str], *, config: Path | Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The settings as they were given, one source on top of the other."""
     values: dict[str, Any] = {}
-    if config is not None:
+    if isinstance(config, Mapping):
+        values = dict(config)
+    elif config is not None:
         values = _read_config(config)
     elif DEFAULT_FILE.exists():
         values = read_yaml(DEFAULT_FILE)
@@ -125,7 +132,12 @@ def load_settings(words: Sequence[str], *, config: Path | None = None) -> Collec
         word.lstrip("+") for word in words if word.endswith("=")
     ]:  # a shell variable that is not set
         raise UsageError(f"{empty[0][:-1]} is empty; give it a value, or leave it out")
-    values = merge(values, parse_words(words, texts=("agent_name", *_PATHS, *_DURATIONS)))
+    return merge(values, parse_words(words, texts=("agent_name", *_PATHS, *_DURATIONS)))
+
+
+def settings_of(given: Mapping[str, Any]) -> CollectSettings:
+    """The settings, typed and checked."""
+    values = dict(given)
     values |= {name: _file(name, values[name]) for name in _PATHS if isinstance(values.get(name), str)}
     _refuse_unknown_names(values)  # before what is missing, which may be there misspelt
     for name in ("agent_name", "output_jsonl_fpath"):
@@ -135,8 +147,8 @@ def load_settings(words: Sequence[str], *, config: Path | None = None) -> Collec
     fields = {field.name: field for field in msgspec.structs.fields(CollectSettings)}
     # Null means the default where it is no value of its own.
     own_default = {name for name in values if values[name] is None and fields[name].default is not None}
-    given = {name: value for name, value in values.items() if name not in own_default}
-    settings = typed(_as_json(given), CollectSettings)
+    plain = {name: value for name, value in values.items() if name not in own_default}
+    settings = typed(_as_json(plain), CollectSettings)
     _refuse_another_model(settings)
     return settings
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from rollbook.envs.base import Environment, SingleTurn
@@ -113,6 +114,8 @@ def _refuse_other_parameters(kind: type[SingleTurn], name: str) -> None:
 
 
 def _checked(found: Any, name: str) -> type[Environment]:
+    if not _is_environment(found) and _has_methods(found):
+        return _as_environment(found)
     if not _is_environment(found):
         raise UsageError(
             f"env.name: {name} is not an Environment; subclass rollbook.envs.Environment or decorate a "
@@ -120,6 +123,18 @@ def _checked(found: Any, name: str) -> type[Environment]:
         )
     environment: type[Environment] = found
     return environment
+
+
+def _has_methods(value: Any) -> bool:
+    """Whether it is a class of episodes that has what `EnvironmentProtocol` asks for."""
+    return isinstance(value, type) and all(callable(getattr(value, name, None)) for name in ("start", "step"))
+
+
+@cache
+def _as_environment(kind: type) -> type[Environment]:
+    """The class with all else that an Environment has."""
+    named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (kind, Environment), named)
 
 
 def _is_environment(value: Any) -> bool:

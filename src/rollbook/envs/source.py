@@ -40,7 +40,7 @@ from rollbook.records.identity import task_id
 from rollbook.records.jsonl import read_lines
 from rollbook.rollouts.failures import error_with_place, is_cancellation
 from rollbook.rollouts.types import Message, Task
-from rollbook.rollouts.user_code import as_written, blaming
+from rollbook.rollouts.user_code import as_written, blaming, qualified_name
 
 _NOT_SETTINGS = ("name", "as", "weight")
 _FOR_ALL = ("tasks", "system")  # unless the environment has a setting of that name
@@ -106,9 +106,8 @@ class EnvironmentSource:
     def describe(self) -> dict[str, Any]:
         """Everything that decides the reward of an answer; addresses and time limits do not."""
         system = {} if self._system is None else {"system": self._system}
-        return {"name": self._label, **_without_operation(self.settings), **system} | describe_code(
-            self._code
-        )
+        name = self._label if isinstance(self._code, str) else qualified_name(self._code)
+        return {"name": name, **_without_operation(self.settings), **system} | describe_code(self._code)
 
     def tasks(self, count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
         """Rows of tasks, the same for the same seed. A file starts again, in another order, at its end."""

@@ -18,7 +18,7 @@ from rollbook.errors import UsageError
 from rollbook.policies.openai import OpenAIPolicy, OpenAISettings
 from rollbook.policies.scripted import ScriptedPolicy
 from rollbook.rollouts.types import Policy
-from rollbook.rollouts.user_code import as_written, digest_of_modules, load_module
+from rollbook.rollouts.user_code import as_written, digest_of_modules, load_module, qualified_name
 from rollbook.runs.settings import typed
 
 _SECRET_HEADERS = frozenset({"authorization", "api-key", "x-api-key"})
@@ -48,9 +48,8 @@ def describe_policy(policy: Mapping[str, Any] | Policy | None) -> dict[str, Any]
     if policy is None:
         return {}
     if not isinstance(policy, Mapping):
-        code = type(policy)
-        digest = digest_of_modules(code.__module__)
-        return {"kind": f"{code.__module__}:{code.__qualname__}", "source_sha256": digest}
+        digest = digest_of_modules(type(policy).__module__)
+        return {"kind": qualified_name(policy), "source_sha256": digest}
     kind, settings = _read(policy)
     return kind.describe(settings)
 

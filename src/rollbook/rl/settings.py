@@ -17,6 +17,7 @@ from rollbook.records.token_settings import TrainerSettings, with_token_export
 from rollbook.rl import advantages
 from rollbook.rl.schedule import groups_drawn
 from rollbook.rollouts.retry import RetrySettings
+from rollbook.rollouts.user_code import qualified_name
 from rollbook.runs.settings import merge, parse_words, read_yaml, typed
 from rollbook.train.losses import AnyLoss, ImportanceSampling, Loss, ReferenceKl
 from rollbook.train.model_settings import ModelSettings
@@ -201,7 +202,7 @@ def _environment(entry: Any, number: int) -> dict[str, Any]:
 
 def _name_of(kind: type) -> str:
     """A name for a class of the caller's that a config.json can hold, and by which it is found here."""
-    name = f"{kind.__module__}:{kind.__qualname__}"
+    name = qualified_name(kind)
     ENVIRONMENTS[name] = kind
     return name
 

@@ -31,6 +31,12 @@ def as_written(name: str) -> str:
     return written if written and directory.startswith("/") else name
 
 
+def qualified_name(own: object) -> str:
+    """`module:Class` of a class or an object of somebody's, as records name it."""
+    kind = own if isinstance(own, type) else type(own)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
 @contextmanager
 def blaming(what: str) -> Iterator[None]:
     """Make whatever somebody's code raises, an exit or a panic too, a UsageError that begins with `what`."""

@@ -228,7 +228,10 @@ class _Shared:
         family = config.model_type
         why = f"what a {family} model samples for a request depends on the requests that are sampled with it"
         if refuse:
-            raise SelfTestError(f"{why}, so a run could not be repeated or resumed bit for bit")
+            raise SelfTestError(
+                f"{why}, so a run could not be repeated or resumed bit for bit. Choose a dense model (one "
+                "without experts); `rollbook collect` can sample this one"
+            )
         _log.warning("%s: in its last digits, and seldom in a token", why)
 
     def update(self, version: int) -> dict[str, float]:

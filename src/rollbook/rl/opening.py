@@ -14,7 +14,7 @@ import torch
 from rollbook.errors import UsageError
 from rollbook.policies.chat_format import ChatFormat
 from rollbook.records.alerts import Level
-from rollbook.records.checkpoints import CheckpointRecord, is_complete, newest_complete, read_checkpoints
+from rollbook.records.checkpoints import Choice, choose, none_is_whole, read_checkpoints
 from rollbook.records.config import read_config
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.layout import RunFiles
@@ -31,7 +31,7 @@ from rollbook.runs.handoff import resolve_checkpoint
 from rollbook.runs.random_state import seed_generators
 from rollbook.runs.reader import open_run
 from rollbook.runs.run import Run
-from rollbook.runs.start import START_OVER
+from rollbook.runs.start import START_OVER, Resume, named_checkpoint
 from rollbook.runs.stop_signals import StopSignals
 from rollbook.samplers.local import LocalPolicy
 from rollbook.samplers.sampling import Sampling
@@ -58,8 +58,7 @@ class Start(NamedTuple):
     """What a run begins with: settled settings, and the checkpoint that it continues from."""
 
     settings: RlSettings
-    resume: bool | str
-    record: CheckpointRecord | None = None
+    resume: Resume
     checkpoint: Path | None = None
     is_complete: bool = False  # nothing is left to be done
 
@@ -108,8 +107,11 @@ def run_files(settings: RlSettings) -> RunFiles:
     return RunFiles(Path(settings.log_path).expanduser().absolute())
 
 
-def settle(settings: RlSettings, resume: bool | str) -> Start:
-    """Settings with what the run's first process decided, and where it continues. Changes no file."""
+def settle(settings: RlSettings, resume: bool | str, *, verify: bool = False) -> Start:
+    """Settings with what the run's first process decided, and where it continues. Changes no file.
+
+    `verify` compares the files of the checkpoint with their digests, and not only their sizes.
+    """
     files = run_files(settings)
     if resume == START_OVER or not files.run.exists():
         return Start(_with_source(settings), resume)
@@ -126,15 +128,8 @@ def settle(settings: RlSettings, resume: bool | str) -> Start:
             f"cannot resume {settings.log_path}: settings changed since it was started: {'; '.join(found)}. "
             "Undo the change, or choose another log_path"
         )
-    stored = list(read_checkpoints(files.checkpoints))
-    if isinstance(resume, str):
-        stored = [
-            item for item in stored if item.record.name == resume and is_complete(item.record, files.root)
-        ]
-        if not stored:
-            raise UsageError(f"{files.checkpoints}: no complete checkpoint {resume!r}")
-    newest = newest_complete(stored, files.root)
-    record = newest.record if newest else None
+    choice = _checkpoint_to_resume(files, resume, verify=verify)
+    record = choice.stored.record if choice.stored else None
     done = (record and record.batch) or 0
     if settings.iterations < done:
         raise UsageError(
@@ -143,11 +138,19 @@ def settle(settings: RlSettings, resume: bool | str) -> Start:
         )
     return Start(
         _as_decided(settings, before),
-        resume,
-        record,
+        choice,
         files.root / str(record.state_path) if record else None,
         is_complete=resume is True and done == settings.iterations and _has_ended(files, before, settings),
     )
+
+
+def _checkpoint_to_resume(files: RunFiles, resume: bool | str, *, verify: bool) -> Choice:
+    if isinstance(resume, str):
+        return Choice(named_checkpoint(files, resume, verify=verify), [])
+    choice = choose(read_checkpoints(files.checkpoints), files.root, verify=verify)
+    if choice.stored is None and choice.passed_over:
+        raise none_is_whole(files.root, choice.passed_over, "start over with --overwrite")
+    return choice
 
 
 def _has_ended(files: RunFiles, before: Mapping[str, object], settings: RlSettings) -> bool:
@@ -293,8 +296,6 @@ def open_job(
                 trackers=settings.trackers,
             )
         )
-        if run.resumed_from != start.record:
-            raise UsageError(f"{settings.log_path} changed while it was being opened; run the command again")
         policy.update(run.next_iteration)
         console = Console(log, total=settings.iterations, samples_every=settings.samples_every)
         opened.callback(console.clear)

@@ -97,7 +97,7 @@ def preview(settings: RlSettings, log: Log) -> Preview:
     with ExitStack() as opened:
         processes = Processes()
         free = free_bytes(processes.device)
-        settings, trainer = open_trainer(Start(settings, False, None, None), processes, log)
+        settings, trainer = open_trainer(Start(settings, False), processes, log)
         pools, held_out = open_pools(settings, log)
         all_pools = [*pools, *held_out.values()]
         settings = decide_length(settings, trainer.model, all_pools)

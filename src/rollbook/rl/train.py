@@ -11,17 +11,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from rollbook.errors import RollbookError, UsageError
-from rollbook.records.checkpoints import newest_complete, read_checkpoints
+from rollbook.records.checkpoints import Choice, newest_complete, read_checkpoints
 from rollbook.records.identity import derive_seed
 from rollbook.records.iterations import IterationRecord
 from rollbook.records.plain import encode
 from rollbook.records.token_files import RunIdentity
 from rollbook.rl import metrics
 from rollbook.rl.noise import NOISE_FLOOR_EVERY, NOTHING, measure_noise
-from rollbook.rl.opening import Job, Log, open_export_of, open_job, open_trainer, settle
+from rollbook.rl.opening import Job, Log, Start, open_export_of, open_job, open_trainer, settle
 from rollbook.rl.player import AbandonedError, GroupPlan, Played, Stall
 from rollbook.rl.saving import checkpoint_name, rotate, save
 from rollbook.rl.schedule import Schedule, is_evaluated
@@ -239,12 +239,15 @@ def train(settings: RlSettings, *, resume: bool | str = False, log: Log = print)
     try:
         log = log if processes.is_first else _silent
         with processes.together():  # all have seen the run as it is before the first one changes it
-            start = settle(settings, resume)
+            start = settle(settings, resume, verify=processes.is_first)
             if processes.count != settings.processes:
                 raise UsageError(
                     f"processes is {settings.processes}, and this is one of {processes.count}; the command "
                     "`rollbook rl` starts them all"
                 )
+        start = start._replace(**processes.share(_chosen(start)))
+        for text in start.resume.passed_over if isinstance(start.resume, Choice) else ():
+            log(text)
         if start.is_complete:
             log(complete_text(settings))
             return result_of(settings)
@@ -264,6 +267,11 @@ def train(settings: RlSettings, *, resume: bool | str = False, log: Log = print)
         return result_of(settings)
     finally:
         processes.close()
+
+
+def _chosen(start: Start) -> dict[str, Any]:
+    """What the first process has decided for all, having looked at every byte."""
+    return {"resume": start.resume, "checkpoint": start.checkpoint, "is_complete": start.is_complete}
 
 
 def run_iterations(job: Job) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from rollbook.records.checkpoints import NOTHING_SAVED, Choice
 from rollbook.records.complete import unfinished_path
 from rollbook.records.token_files import RunIdentity, export_files
 from rollbook.records.token_settings import TokenExportSettings
@@ -21,7 +22,7 @@ from rollbook.records.trainer_log import STATE
 from rollbook.runs.stop_signals import Stopped, StopSignals
 from rollbook.sft.epochs import in_groups, rows_in_order
 from rollbook.sft.job import Job, open_engine, open_job
-from rollbook.sft.places import newest_checkpoint, refuse_occupied, set_aside_run
+from rollbook.sft.places import checkpoint_to_resume, refuse_occupied, set_aside_run
 from rollbook.sft.record import SftRecord
 from rollbook.sft.resume import Progress, changes, load_progress, saved_state
 from rollbook.sft.settings import SftSettings
@@ -55,7 +56,11 @@ def train(
     try:
         with processes.together():
             refuse_occupied(directory, resume=resume, overwrite=overwrite)
-            checkpoint = newest_checkpoint(directory) if resume else None
+            choice = checkpoint_to_resume(directory) if resume and processes.is_first else NOTHING_SAVED
+        choice = processes.share(choice)
+        checkpoint = None if choice.stored is None else directory / str(choice.stored.record.state_path)
+        for text in choice.passed_over:
+            log(text)
         job = open_job(settings, artifacts, processes, checkpoint, log)
         with processes.together():
             progress = Progress() if checkpoint is None else load_progress(checkpoint, job)
@@ -67,7 +72,9 @@ def train(
                 log(f"changed since it was saved: {change}")
         with ExitStack() as opened:
             with processes.together():
-                record = opened.enter_context(open_record(job, artifacts, progress, overwrite=overwrite))
+                record = opened.enter_context(
+                    open_record(job, artifacts, progress, choice, overwrite=overwrite)
+                )
             stop = opened.enter_context(StopSignals("saving after this step"))
             describe(job)
             export = opened.enter_context(open_export_of(job, record))
@@ -250,12 +257,14 @@ def describe(job: Job) -> None:
     job.log(f"{job.total_steps} steps of {job.epochs.rows_per_step} rows")
 
 
-def open_record(job: Job, artifacts: Path, progress: Progress, *, overwrite: bool) -> SftRecord:
+def open_record(
+    job: Job, artifacts: Path, progress: Progress, choice: Choice, *, overwrite: bool
+) -> SftRecord:
     """The last thing to be opened: until now nothing in the directory was touched."""
     if overwrite and job.processes.is_first and (kept := set_aside_run(job.directory)):
         job.log(f"the files of the run that was here are now in {kept}")
     rank = job.processes.rank
-    return SftRecord(job.directory, job.settings, artifacts, progress, job.total_steps, rank=rank)
+    return SftRecord(job.directory, job.settings, artifacts, progress, job.total_steps, choice, rank=rank)
 
 
 def _silence(_: str) -> None:

@@ -15,6 +15,9 @@ import pytest
 ROLLBOOK = str(Path(sys.executable).parent / "rollbook")
 
 
+NO_TENSORS = b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "  # a file of weights without any
+
+
 class Shell:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -154,7 +157,7 @@ def test_a_trainers_directory(shell: Shell, peer_fixtures: Path) -> None:
 def make_checkpoint(directory: Path, step: int, *, complete: bool = True) -> None:
     path = directory / f"checkpoint-{step}"
     path.mkdir(parents=True)
-    (path / "model.safetensors").write_bytes(b"weights")
+    (path / "model.safetensors").write_bytes(NO_TENSORS)
     if complete:
         (path / "trainer_state.json").write_text(json.dumps({"global_step": step}))
 
@@ -168,7 +171,7 @@ history = []
 for step, loss in ((10, 0.75), (20, 0.25), (30, 0.125)):
     path = output / f"checkpoint-{{step}}"
     path.mkdir(parents=True)
-    (path / "model.safetensors").write_bytes(b"weights")
+    (path / "model.safetensors").write_bytes({NO_TENSORS!r})
     if step < 30:
         history.append({{"step": step, "loss": loss}})
         (path / "trainer_state.json").write_text(json.dumps({{"global_step": step, "log_history": history}}))
@@ -286,6 +289,42 @@ def test_handoff_and_promote(shell: Shell) -> None:
     assert "last_loss: 0.75" in text and "final_loss: 0.5" not in text
     assert "not complete" in shell("promote", "demo@30", code=2)
     assert "complete ones: 10, 20" in shell("promote", "demo@99", code=2)
+
+
+def test_what_ends_with_a_loss_that_is_no_number_is_not_handed_over(shell: Shell) -> None:
+    """Whoever wants it all the same says so with `promote`."""
+    config = shell.directory / "config.yaml"
+    config.write_text("runtime_info: {}\n")
+    python, flag, code = trainer(shell.directory / "out")
+    code = code.replace("(20, 0.25)", "(20, float('nan'))")
+    words = ["--output-dir", "out", "--config", "config.yaml", "--", python, flag, code]
+    said = shell("run", "burst", *words)
+    assert "handoff: nothing published: the run has diverged: the last optimiser step was not finite" in said
+    assert "To publish it all the same: rollbook promote burst" in said
+    assert config.read_text() == "runtime_info: {}\n"
+    shell("promote", "burst")
+    assert "checkpoint-20" in config.read_text()
+
+
+def test_promote_reads_every_byte_and_status_every_size(shell: Shell) -> None:
+    (shell.directory / "config.yaml").write_text("runtime_info: {}\n")
+    code = """
+import rollbook
+with rollbook.Run('out') as run:
+    for i in (1, 2):
+        with run.checkpoint(f'{i:06d}', batch=i) as directory:
+            (directory / 'weights').write_text('weights')
+"""
+    shell("run", "loop", "--config", "config.yaml", "--", sys.executable, "-c", code)
+    weights = shell.directory / "out/checkpoints/000002/weights"
+    weights.write_text("Weights")
+    assert "weights was changed: its digest" in shell("promote", "loop@2", code=2)
+    said = shell("promote", "loop")
+    assert "checkpoints/000002 is passed over: " in said and "000001 (step 1)" in said
+    assert "out/checkpoints/000001" in (shell.directory / "config.yaml").read_text()
+    weights.write_text("w")
+    checkpoint = shell.json("status")["standing"]["checkpoint"]
+    assert not checkpoint["complete"] and "weights has 1 bytes instead of 7" in checkpoint["problem"]
 
 
 def test_the_trackers_id_is_handed_over(shell: Shell) -> None:

@@ -21,7 +21,7 @@ LOSS = ImportanceSampling()
 
 def trainer(directory: Path, dtype: str) -> Trainer:
     settings = settings_of(write_setup(directory), directory / "run", model={"dtype": dtype})
-    return open_trainer(Start(settings, False, None, None), Processes(), lambda _: None)[1]
+    return open_trainer(Start(settings, False), Processes(), lambda _: None)[1]
 
 
 def examples(count: int) -> list[Example]:

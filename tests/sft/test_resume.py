@@ -183,7 +183,9 @@ def test_other_settings_may_change_and_that_is_said(halfway: Path) -> None:
 
 
 def test_the_checkpoint_of_another_trainer_cannot_be_resumed(halfway: Path) -> None:
-    (halfway / "artifacts/model/demo/checkpoint-4/training_state.json").write_text("{}")
+    checkpoint = halfway / "artifacts/model/demo/checkpoint-4"
+    (checkpoint / "training_state.json").write_text("{}")
+    (checkpoint / "COMPLETE").unlink()  # only ours have that
     with pytest.raises(UsageError, match=r"saved by another trainer; model\.path: .*checkpoint-4"):
         run(halfway, resume=True)
 

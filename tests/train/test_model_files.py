@@ -292,3 +292,21 @@ def test_adapters_of_a_checkpoint_keep_the_base_they_were_trained_on(good: Path,
     name = "model.layers.0.mlp.up_proj.base_layer.weight"
     expected = load_file(good / "model.safetensors")["model.layers.0.mlp.up_proj.weight"]
     assert torch.equal(model.base.state_dict()[name], expected)
+
+
+@pytest.mark.parametrize("place", ["model", "adapters", "checkpoint of adapters"])
+def test_truncated_weights_are_named(good: Path, tmp_path: Path, place: str) -> None:
+    directory = tmp_path / "damaged"
+    if place == "model":
+        shutil.copytree(good, directory)
+    else:
+        adapters(directory, good)
+    (weights,) = directory.glob("*.safetensors")
+    for size in (weights.stat().st_size // 2, 4, 0):
+        os.truncate(weights, size)
+        with pytest.raises(UsageError, match=rf"model: {directory}: SafetensorError: "):
+            if place == "checkpoint of adapters":
+                settings = ModelSettings(path=str(good), dtype="float32", lora=LoraSettings(rank=2))
+                load_model(settings, seed=0, dtype=torch.float32, checkpoint=directory)
+            else:
+                load(directory)

@@ -195,6 +195,20 @@ def test_damaged_random_states_are_named(tmp_path: Path, damage: dict[str, Any])
         load_training_state(tmp_path / "saved", *trained)
 
 
+def test_a_truncated_optimiser_is_named(tmp_path: Path) -> None:
+    trained = load("float32", tmp_path)
+    step(trained, 1)
+    save(tmp_path / "saved", trained)
+    path = tmp_path / "saved" / "optimizer.safetensors"
+    for size in (path.stat().st_size - 1, 4, 0):
+        os.truncate(path, size)
+        with pytest.raises(BadFileError, match=r"optimizer\.safetensors: .*header"):
+            load_training_state(tmp_path / "saved", *trained)
+    path.unlink()
+    with pytest.raises(BadFileError, match=r"optimizer\.safetensors: No such file"):
+        load_training_state(tmp_path / "saved", *trained)
+
+
 def test_other_settings_of_the_optimiser_hold_after_a_resume(tmp_path: Path) -> None:
     """Weight decay is a setting, which may change; it does not come out of the checkpoint."""
     trained = load("float32", tmp_path)

@@ -11,8 +11,8 @@ from rollbook.audit.auditor import Auditor
 from rollbook.audit.result import Kind
 from rollbook.audit.scan import size_of
 from rollbook.errors import BadLineError
-from rollbook.records.checkpoints import CheckpointRecord, StoredCheckpoint, read_checkpoints
-from rollbook.records.complete import problem, read_mark
+from rollbook.records.checkpoints import CheckpointRecord, StoredCheckpoint, has_mark, read_checkpoints
+from rollbook.records.complete import problem
 from rollbook.records.layout import RunFiles, is_iteration_file
 from rollbook.records.run_info import RunInfo
 
@@ -65,9 +65,8 @@ def _audit_directory(
         if "://" in path:
             continue  # it is somewhere else
         directory = files.root / path
-        has_mark = directory.is_dir() and read_mark(directory) is not None
-        is_ours = has_mark or directory.parent == files.checkpoint_root
-        if (may_be_gone and not directory.exists()) or (directory.exists() and not is_ours):
+        is_there = directory.exists()
+        if (may_be_gone and not is_there) or (is_there and not has_mark(directory, files.root)):
             continue  # rotated away, or a file or directory of the loop's own making
         kind, why = Kind.MISSING, problem(directory)
         if why is None and verify:

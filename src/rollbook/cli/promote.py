@@ -38,7 +38,7 @@ def promote(
         if record.config is None:
             raise UsageError(f"{record.id} had no config; name one with --config path/to/config.yaml")
         config = ledger.resolve(record.config)
-    saved = find_checkpoint(directory, step)
+    saved = find_checkpoint(directory, step, log=_log)
     result = publish_again(ledger, record, config, saved)
     if as_json:
         print_json(
@@ -58,3 +58,7 @@ def promote(
         print(f"{config} was left alone: {result.reason}\n{result.next_step}", file=sys.stderr)
     if not result.published:
         sys.exit(1)
+
+
+def _log(text: str) -> None:
+    print(text, file=sys.stderr)

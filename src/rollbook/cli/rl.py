@@ -51,6 +51,8 @@ def rl(
         raise UsageError("--resume continues a run and --overwrite starts over; choose one")
     refuse_a_second_writer(settings)
     start = settle(settings, "start-over" if overwrite else resume)
+    if start.is_complete:  # is what it left still what it was?
+        start = settle(settings, resume, verify=True)
     if start.is_complete:
         _say_complete(settings, artifacts, config, as_json)
         return

@@ -14,8 +14,9 @@ import torch
 from rollbook.errors import UsageError
 from rollbook.policies.chat_format import ChatFormat
 from rollbook.records.alerts import Level
-from rollbook.records.checkpoints import CheckpointRecord, is_complete, newest_complete, read_checkpoints
+from rollbook.records.checkpoints import Choice, choose, none_is_whole, read_checkpoints
 from rollbook.records.config import read_config
+from rollbook.records.iterations import read_iterations
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.layout import RunFiles
 from rollbook.records.run_info import read_run_info
@@ -29,11 +30,12 @@ from rollbook.rl.settings import RlSettings, SamplerSettings, differences
 from rollbook.rl.sources import Sources, changes_since, inputs_of, sources_of
 from rollbook.rl.tasks import Pools, TaskPool
 from rollbook.rl.watch import Watch
+from rollbook.runs.divergence import StepsLeftOut
 from rollbook.runs.handoff import resolve_checkpoint
 from rollbook.runs.random_state import seed_generators
 from rollbook.runs.reader import open_run
 from rollbook.runs.run import Run
-from rollbook.runs.start import START_OVER
+from rollbook.runs.start import START_OVER, Resume, named_checkpoint
 from rollbook.runs.stop_signals import StopSignals
 from rollbook.samplers.local import LocalPolicy
 from rollbook.samplers.sampling import Sampling
@@ -59,8 +61,7 @@ class Start(NamedTuple):
     """What a run begins with: settled settings, and the checkpoint that it continues from."""
 
     settings: RlSettings
-    resume: bool | str
-    record: CheckpointRecord | None = None
+    resume: Resume
     checkpoint: Path | None = None
     is_complete: bool = False  # nothing is left to be done
 
@@ -94,6 +95,7 @@ class Job(NamedTuple):
     sources: Sources
     export: NoTokenExport
     stop: StopSignals
+    left_out: StepsLeftOut
     history: dict[str, dict[int, float]]  # by metric and iteration: the rewards so far
     sample_seconds: list[float]
     late_times: dict[str, float]  # of what came after the last line of metrics; the next one has them
@@ -109,8 +111,11 @@ def run_files(settings: RlSettings) -> RunFiles:
     return RunFiles(Path(settings.log_path).expanduser().absolute())
 
 
-def settle(settings: RlSettings, resume: bool | str) -> Start:
-    """Settings with what the run's first process decided, and where it continues. Changes no file."""
+def settle(settings: RlSettings, resume: bool | str, *, verify: bool = False) -> Start:
+    """Settings with what the run's first process decided, and where it continues. Changes no file.
+
+    `verify` compares the files of the checkpoint with their digests, and not only their sizes.
+    """
     files = run_files(settings)
     if resume == START_OVER or not files.run.exists():
         return Start(_with_source(settings), resume)
@@ -127,15 +132,8 @@ def settle(settings: RlSettings, resume: bool | str) -> Start:
             f"cannot resume {settings.log_path}: settings changed since it was started: {'; '.join(found)}. "
             "Undo the change, or choose another log_path"
         )
-    stored = list(read_checkpoints(files.checkpoints))
-    if isinstance(resume, str):
-        stored = [
-            item for item in stored if item.record.name == resume and is_complete(item.record, files.root)
-        ]
-        if not stored:
-            raise UsageError(f"{files.checkpoints}: no complete checkpoint {resume!r}")
-    newest = newest_complete(stored, files.root)
-    record = newest.record if newest else None
+    choice = _checkpoint_to_resume(files, resume, verify=verify)
+    record = choice.stored.record if choice.stored else None
     done = (record and record.batch) or 0
     if settings.iterations < done:
         raise UsageError(
@@ -144,11 +142,19 @@ def settle(settings: RlSettings, resume: bool | str) -> Start:
         )
     return Start(
         _as_decided(settings, before),
-        resume,
-        record,
+        choice,
         files.root / str(record.state_path) if record else None,
         is_complete=resume is True and done == settings.iterations and _has_ended(files, before, settings),
     )
+
+
+def _checkpoint_to_resume(files: RunFiles, resume: bool | str, *, verify: bool) -> Choice:
+    if isinstance(resume, str):
+        return Choice(named_checkpoint(files, resume, verify=verify), [])
+    choice = choose(read_checkpoints(files.checkpoints), files.root, verify=verify)
+    if choice.stored is None and choice.passed_over:
+        raise none_is_whole(files.root, choice.passed_over, "start over with --overwrite")
+    return choice
 
 
 def _has_ended(files: RunFiles, before: Mapping[str, object], settings: RlSettings) -> bool:
@@ -268,8 +274,6 @@ def open_job(
                 trackers=settings.trackers,
             )
         )
-        if run.resumed_from != start.record:
-            raise UsageError(f"{settings.log_path} changed while it was being opened; run the command again")
         run.note_inputs(inputs_of(pools, tasks.held_out.values()))
         if start.checkpoint is None and (source := model_input(settings.model)) is not None:
             run.note_inputs([source])
@@ -298,6 +302,7 @@ def open_job(
             sources=sources,
             export=opened.enter_context(open_first_export(settings, run, trainer)),
             stop=stop,
+            left_out=StepsLeftOut(settings.max_nonfinite_steps, "max_nonfinite_steps"),
             history=defaultdict(dict),
             sample_seconds=[],
             late_times={},
@@ -305,6 +310,9 @@ def open_job(
         for text in changed:
             run.alert("resumed with another environment", text, level=Level.INFO)
             log(text)
+        for record in read_iterations(run.files.iterations):
+            for step in record.steps or ():
+                job.left_out.note(not step.applied and bool(step.trained_tokens))
         for row in open_run(run.files.root).metrics.by_step():
             job.note(int(row["step"]), row)
             job.watch.look(row)

@@ -106,7 +106,7 @@ def preview(settings: RlSettings, log: Log) -> Preview:
     processes = Processes()
     free = free_bytes(processes.device)
     tasks = read_pools(settings, log)
-    settings, trainer = open_trainer(Start(settings, False, None, None), processes, log)
+    settings, trainer = open_trainer(Start(settings, False), processes, log)
     with open_sampler(settings, trainer, tasks, log) as (settings, policy, player):
         plans = _plans(settings, tasks.training)
         log(f"sampling {GROUPS} groups of {settings.group_size} ...")

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from rollbook.errors import RollbookError, UsageError
-from rollbook.records.checkpoints import newest_complete, read_checkpoints
+from rollbook.records.alerts import Level
+from rollbook.records.checkpoints import Choice, newest_complete, read_checkpoints
 from rollbook.records.identity import derive_seed
 from rollbook.records.iterations import IterationRecord
 from rollbook.records.plain import encode
@@ -22,7 +23,7 @@ from rollbook.records.token_files import RunIdentity
 from rollbook.rl import metrics
 from rollbook.rl.noise import NOISE_FLOOR_EVERY, NOTHING, measure_noise
 from rollbook.rl.open_groups import GroupPlan
-from rollbook.rl.opening import Job, Log, open_export_of, open_job, open_trainer, settle
+from rollbook.rl.opening import Job, Log, Start, open_export_of, open_job, open_trainer, settle
 from rollbook.rl.player import AbandonedError, Played, Stall
 from rollbook.rl.saving import checkpoint_name, rotate, save
 from rollbook.rl.schedule import Schedule, is_evaluated
@@ -38,6 +39,7 @@ from rollbook.rl.steps import (
     trained_record,
 )
 from rollbook.rl.tasks import TaskPool, read_pools
+from rollbook.runs.divergence import DivergedError
 from rollbook.runs.launch import GRACE_S
 from rollbook.runs.reader import open_run
 from rollbook.runs.rollout_log import RolloutLog
@@ -90,6 +92,8 @@ def run_iteration(job: Job, i: int, before: str) -> str:
         share = trainer.processes.scatter(assembled.plan)
         assert share is not None
         steps = take_steps(trainer, settings, [share], job.export)
+        for step in steps:
+            job.left_out.note(step.is_left_out)
     with clock("sync"):
         values |= job.policy.update(version=i + 1)
     record = trained_record(settings, i, assembled, steps, before=before, after=weights_digest(trainer.model))
@@ -112,8 +116,15 @@ def run_iteration(job: Job, i: int, before: str) -> str:
 
 
 def save_if_due(job: Job, i: int) -> bool:
-    """Save if it is time; returns whether the run is to stop here, for which it is saved as well."""
+    """Save if it is time; returns whether the run is to stop here, for which it is saved as well.
+
+    What has diverged is not saved.
+    """
     stops = is_stopping(job.trainer.processes, job.stop)
+    if (why := job.left_out.problem(is_last=i + 1 == job.settings.iterations)) is not None:
+        job.run.alert("the run has diverged", why, level=Level.ERROR, step=i)
+        dismiss(job)
+        raise DivergedError(why)
     if stops or is_saved_after(job.settings, i):
         clock = metrics.Clock()
         with clock("save"):
@@ -244,12 +255,15 @@ def train(settings: RlSettings, *, resume: bool | str = False, log: Log = print)
     try:
         log = log if processes.is_first else _silent
         with processes.together():  # all have seen the run as it is before the first one changes it
-            start = settle(settings, resume)
+            start = settle(settings, resume, verify=processes.is_first)
             if processes.count != settings.processes:
                 raise UsageError(
                     f"processes is {settings.processes}, and this is one of {processes.count}; the command "
                     "`rollbook rl` starts them all"
                 )
+        start = start._replace(**processes.share(_chosen(start)))
+        for text in start.resume.passed_over if isinstance(start.resume, Choice) else ():
+            log(text)
         if start.is_complete:
             log(complete_text(settings))
             return result_of(settings)
@@ -271,6 +285,11 @@ def train(settings: RlSettings, *, resume: bool | str = False, log: Log = print)
         return result_of(settings)
     finally:
         processes.close()
+
+
+def _chosen(start: Start) -> dict[str, Any]:
+    """What the first process has decided for all, having looked at every byte."""
+    return {"resume": start.resume, "checkpoint": start.checkpoint, "is_complete": start.is_complete}
 
 
 def run_iterations(job: Job) -> None:

@@ -26,11 +26,7 @@ from rollbook.errors import RollbookError, UsageError
 from rollbook.records import logtree
 from rollbook.records.alerts import Alert, Level
 from rollbook.records.atomic import copy_whole
-from rollbook.records.checkpoints import (
-    CheckpointRecord,
-    is_complete,
-    read_checkpoints,
-)
+from rollbook.records.checkpoints import CheckpointRecord, is_complete, read_checkpoints
 from rollbook.records.code_state import capture_code, write_code_diff
 from rollbook.records.complete import COMPLETE, complete_directory
 from rollbook.records.config import diff_configs, dump_config, read_config, write_config
@@ -51,7 +47,7 @@ from rollbook.runs.random_state import RANDOM_STATE, encode_random_state, read_r
 from rollbook.runs.rewind import attempt_directory, set_aside
 from rollbook.runs.rollout_log import RolloutLog
 from rollbook.runs.run_logs import RunLogs
-from rollbook.runs.start import parse_layout, start_run
+from rollbook.runs.start import Resume, parse_layout, start_run
 from rollbook.runs.stop_signals import Stopped
 from rollbook.runs.trackers import Trackers, parse_trackers, trackers_in
 
@@ -68,12 +64,13 @@ class Run:
         total_iterations: int | None = None,
         layout: Layout | str = Layout.FLAT,
         num_groups_to_log: int = 4,
-        resume: bool | str = False,
+        resume: Resume = False,
         trackers: Any = None,
         history: str | Path | None = None,
         code: Path | None = None,
     ) -> None:
-        """`resume` is True for the newest complete checkpoint (or a fresh start), or a checkpoint's name.
+        """`resume` is True for the newest complete checkpoint (or a fresh start), or a checkpoint's name; its
+        files are compared with their digests. A `Choice` is one that the caller has made and spoken of.
 
         `trackers` names wandb, trackio or tensorboard: one, a list, or a mapping with their settings; by
         default those under `trackers` in the config.
@@ -97,13 +94,16 @@ class Run:
         dumped = None if config is None else dump_config(config)
         with ExitStack() as opened:
             self._lock = opened.enter_context(FileLock(self.files.run))
-            self.info, self.resumed_from = start_run(
-                self.files, kind=kind, total_iterations=total_iterations, resume=resume
-            )
+            start = start_run(self.files, kind=kind, total_iterations=total_iterations, resume=resume)
+            self.info, self.resumed_from = start.info, start.resumed_from
             self._logs = RunLogs(self.files, self.info, self._lock)
             opened.callback(self._logs.close)
             self._finished = FinishedIterations(self.files, self._logs.iterations)
             self._checkpoint_names = {c.record.name for c in read_checkpoints(self.files.checkpoints)}
+            for text in start.passed_over:
+                self.alert("a damaged checkpoint was passed over", text)
+                if resume is True:
+                    _log.warning("%s: %s", self.files.root, text)
             self._write_config(config)
             self._keep_old(self.files.code_diff)
             write_code_diff(self.files.code_diff, capture_code(code))

@@ -1,17 +1,19 @@
 """Checkpoints in the layout of the Hugging Face Trainer: `checkpoint-<step>/` below an output directory.
 
 The newest one by step, never by time: a copy or a touch changes times. A directory counts only when it is
-whole: no marker of an unfinished save, a trainer state of its own step, and every file of its weights.
+whole: as its `COMPLETE` says, or, of another trainer, no marker of an unfinished save, a trainer state of its
+own step, and every file of its weights in the length that its own header tells.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import orjson
 
+from rollbook.records import complete
 from rollbook.records.complete import COMPLETE
 from rollbook.records.record import decode_json
 
@@ -19,6 +21,7 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 _UNFINISHED = "checkpoint-is-incomplete.txt"
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WHOLE_FILES = ("model.safetensors", "pytorch_model.bin", "consolidated.safetensors")
+_LONGEST_HEADER = 100_000_000  # of a file of tensors, as its format allows
 _SHARDED = ("pytorch_model_fsdp_0", "model", "latest")
 
 Kind = Literal["full", "adapter", "sharded"]
@@ -50,8 +53,10 @@ def inspect_model(path: Path, step: int) -> SavedModel:
     kind, problem = _weights(path)
     if (path / _UNFINISHED).exists():
         problem = "the save did not finish"
-    elif problem is None and not (path / COMPLETE).exists():
-        problem = _state_problem(path, step)
+    elif (path / COMPLETE).exists():
+        problem = complete.problem(path) or problem
+    elif problem is None:
+        problem = _cut_off(path) or _state_problem(path, step)
     return SavedModel(path, step, kind, problem is None, problem)
 
 
@@ -76,6 +81,28 @@ def _missing_shards(path: Path, index: str) -> str | None:
         return f"{index} cannot be read"
     missing = sorted(name for name in names if not (path / name).exists())
     return f"{missing[0]} is missing" if missing else None
+
+
+def _cut_off(path: Path) -> str | None:
+    """Which file of tensors is shorter or longer than its header says."""
+    for file in sorted(path.glob("*.safetensors")):
+        try:
+            wanted = _length_by_header(file)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+            return f"{file.name} has no header that can be read"
+        if (size := file.stat().st_size) != wanted:
+            return f"{file.name} has {size:,} bytes instead of {wanted:,}"
+    return None
+
+
+def _length_by_header(file: Path) -> int:
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if length > _LONGEST_HEADER:
+            raise ValueError(length)
+        tensors: dict[str, Any] = orjson.loads(opened.read(length))
+    ends = [int(one["data_offsets"][1]) for name, one in tensors.items() if name != "__metadata__"]
+    return 8 + length + max(ends, default=0)
 
 
 def _state_problem(path: Path, step: int) -> str | None:

@@ -9,10 +9,14 @@ from typing import NamedTuple
 from rollbook.errors import UsageError
 from rollbook.records.atomic import remove_leftovers
 from rollbook.records.checkpoints import (
+    NOTHING_SAVED,
     CheckpointRecord,
+    Choice,
     StoredCheckpoint,
-    is_complete,
+    choose,
+    flaw,
     newest_complete,
+    none_is_whole,
     read_checkpoints,
 )
 from rollbook.records.layout import Layout, RunFiles
@@ -33,36 +37,41 @@ from rollbook.runs.run_logs import log_lengths
 START_OVER = "start-over"
 
 
+Resume = bool | str | Choice  # see `Run`
+
+
 class Start(NamedTuple):
     info: RunInfo
     resumed_from: CheckpointRecord | None
+    passed_over: list[str]  # newer checkpoints, and what is wrong with each
 
 
-def start_run(files: RunFiles, *, kind: str, total_iterations: int | None, resume: bool | str) -> Start:
+def start_run(files: RunFiles, *, kind: str, total_iterations: int | None, resume: Resume) -> Start:
     """Make the directory ready for writing and note the new attempt in run.json."""
+    choice = NOTHING_SAVED
     for directory in (files.root, *files.root.glob("iteration_*")):
         remove_leftovers(directory)
     if files.run.exists():
         if not resume:
             raise UsageError(_refusal(files))
         info = read_run_info(files.run)
-        stored = _checkpoint_to_resume(files, resume)
+        choice = _checkpoint_to_resume(files, resume)
         _refuse_other_layout(files, info)
-        rewind(files, info, stored)
+        rewind(files, info, choice.stored)
     else:
         if isinstance(resume, str) and resume != START_OVER:
             raise UsageError(
                 f"{files.root} holds no run, so there is no checkpoint {resume!r} to resume from"
             )
         _refuse_foreign_logs(files)
-        info, stored = _new_info(files, kind), None
+        info = _new_info(files, kind)
     if total_iterations is not None:
         info.total_iterations = total_iterations
-    record = stored.record if stored else None
+    record = choice.stored.record if choice.stored else None
     name = record.name if record else None
     info.attempts.append(new_attempt(len(info.attempts) + 1, log_lengths(files, info), name))
     write_run_info(files.run, info)
-    return Start(info, record)
+    return Start(info, record, choice.passed_over)
 
 
 def _new_info(files: RunFiles, kind: str) -> RunInfo:
@@ -79,27 +88,34 @@ def _new_info(files: RunFiles, kind: str) -> RunInfo:
     )
 
 
-def _checkpoint_to_resume(files: RunFiles, resume: bool | str) -> StoredCheckpoint | None:
+def _checkpoint_to_resume(files: RunFiles, resume: Resume) -> Choice:
     stored = list(read_checkpoints(files.checkpoints))
     if resume == START_OVER:
-        return None
+        return NOTHING_SAVED
+    if isinstance(resume, Choice):
+        if (resume.stored is None and stored) or (resume.stored and resume.stored not in stored):
+            raise UsageError(f"{files.root} changed while it was being opened; run the command again")
+        return resume
     if resume is True:
-        newest = newest_complete(stored, files.root)
-        if newest is None and stored:
-            gone = ", ".join(str(candidate.record.state_path) for candidate in stored[-3:])
-            raise UsageError(
-                f"{files.root}: none of its {len(stored)} checkpoints is complete ({gone}); "
-                f"restore one, or pass resume={START_OVER!r} to begin again, which keeps the old logs aside"
-            )
-        return newest
-    named = [candidate for candidate in stored if candidate.record.name == resume]
+        choice = choose(stored, files.root)
+        if choice.stored is None and stored:
+            again = f"pass resume={START_OVER!r} to begin again, which keeps the old logs aside"
+            raise none_is_whole(files.root, choice.passed_over, again)
+        return choice
+    return Choice(named_checkpoint(files, str(resume)), [])
+
+
+def named_checkpoint(files: RunFiles, name: str, *, verify: bool = True) -> StoredCheckpoint:
+    """The checkpoint of a name; refused where it is not whole."""
+    stored = list(read_checkpoints(files.checkpoints))
+    named = [candidate for candidate in stored if candidate.record.name == name]
     if not named:
         names = ", ".join(candidate.record.name for candidate in stored) or "none"
-        raise UsageError(f"{files.checkpoints}: no checkpoint {resume!r}; there are: {names}")
-    if not is_complete(named[-1].record, files.root):
+        raise UsageError(f"{files.checkpoints}: no checkpoint {name!r}; there are: {names}")
+    if (why := flaw(named[-1].record, files.root, verify=verify)) is not None:
         raise UsageError(
-            f"{files.checkpoints}: checkpoint {resume!r} is not complete "
-            f"({named[-1].record.state_path} is missing or unfinished); resume=True takes the newest that is"
+            f"{files.checkpoints}: checkpoint {name!r} is not complete: {why}; resume=True takes the newest "
+            "that is"
         )
     return named[-1]
 

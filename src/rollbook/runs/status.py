@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from rollbook.errors import BadLineError
-from rollbook.records.checkpoints import is_complete, read_checkpoints
+from rollbook.records.checkpoints import flaw, read_checkpoints
 from rollbook.records.jsonl import Line
 from rollbook.records.layout import RunFiles
 from rollbook.records.locks import LockHolder, is_held, noted_holder
@@ -237,9 +237,9 @@ def _last_checkpoint(directory: Path) -> CheckpointStatus | None:
     stored = list(read_checkpoints(directory / "checkpoints.jsonl"))
     if stored:
         record = stored[-1].record
-        whole = is_complete(record, directory)
+        why = flaw(record, directory)
         path = record.state_path or record.sampler_path or record.name
-        return CheckpointStatus(path, record.batch, whole, None if whole else "files are missing")
+        return CheckpointStatus(path, record.batch, why is None, why)
     models = saved_models(directory)
     if not models:
         return None

@@ -7,7 +7,13 @@ from pathlib import Path
 
 from rollbook.errors import UsageError
 from rollbook.records.atomic import make_directory
-from rollbook.records.checkpoints import newest_complete, read_checkpoints
+from rollbook.records.checkpoints import (
+    Choice,
+    choose,
+    newest_complete,
+    none_is_whole,
+    read_checkpoints,
+)
 from rollbook.records.layout import RunFiles
 from rollbook.records.locks import FileLock
 from rollbook.runs.saved_models import newest_model
@@ -41,10 +47,18 @@ def refuse_occupied(directory: Path, *, resume: bool, overwrite: bool) -> None:
 
 
 def newest_checkpoint(directory: Path) -> Path | None:
-    """The newest complete checkpoint that the run recorded."""
+    """The newest checkpoint that the run recorded and whose files have their size."""
     files = RunFiles(directory)
     stored = newest_complete(read_checkpoints(files.checkpoints), directory)
     return None if stored is None else directory / str(stored.record.state_path)
+
+
+def checkpoint_to_resume(directory: Path) -> Choice:
+    """The newest checkpoint that is what was saved, to the byte; none where none was saved."""
+    choice = choose(read_checkpoints(RunFiles(directory).checkpoints), directory)
+    if choice.stored is None and choice.passed_over:
+        raise none_is_whole(directory, choice.passed_over, "start over with --overwrite")
+    return choice
 
 
 def set_aside_run(directory: Path) -> Path | None:

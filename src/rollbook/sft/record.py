@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
-from rollbook.errors import RollbookError, UsageError
+from rollbook.errors import RollbookError
 from rollbook.records.alerts import Level
 from rollbook.records.atomic import write_atomic
+from rollbook.records.checkpoints import NOTHING_SAVED, Choice
 from rollbook.records.complete import complete_directory, remove_directory, remove_unfinished
 from rollbook.records.metrics import ALIASES
 from rollbook.records.run_inputs import RunInput
@@ -51,6 +52,7 @@ class SftRecord:
         artifacts: Path,
         progress: Progress,
         total_steps: int,
+        choice: Choice = NOTHING_SAVED,
         *,
         rank: int = 0,
     ) -> None:
@@ -65,7 +67,7 @@ class SftRecord:
             rank=rank,
             config=msgspec.to_builtins(settings),
             kind="sft",
-            resume=True,
+            resume=choice,
             trackers=settings.trackers,
             history=artifacts,
         )
@@ -151,9 +153,6 @@ class SftRecord:
 
     def _clear(self, step: int) -> None:
         """Remove what a killed save left, and what stands for steps that are about to be taken again."""
-        if self._run.next_iteration != step:
-            self._run.close("failed")
-            raise UsageError(f"{self.directory}: another process changed this run meanwhile; try again")
         remove_unfinished(self.directory)
         for name in (RESULTS, ALL_RESULTS, PICTURE):
             (self.directory / name).unlink(missing_ok=True)

@@ -14,15 +14,17 @@ from typing import Any
 
 import msgspec
 
+from rollbook.records.checkpoints import NOTHING_SAVED, Choice
 from rollbook.records.complete import unfinished_path
 from rollbook.records.run_inputs import RunInput
 from rollbook.records.token_files import RunIdentity, export_files
 from rollbook.records.token_settings import TokenExportSettings
 from rollbook.records.trainer_log import STATE
+from rollbook.runs.divergence import DivergedError, StepsLeftOut
 from rollbook.runs.stop_signals import Stopped, StopSignals
 from rollbook.sft.epochs import in_groups, rows_in_order
 from rollbook.sft.job import Job, open_engine, open_job
-from rollbook.sft.places import newest_checkpoint, refuse_occupied, set_aside_run
+from rollbook.sft.places import checkpoint_to_resume, refuse_occupied, set_aside_run
 from rollbook.sft.record import SftRecord
 from rollbook.sft.resume import Progress, changes, load_progress, saved_state
 from rollbook.sft.settings import SftSettings
@@ -57,7 +59,11 @@ def train(
     try:
         with processes.together():
             refuse_occupied(directory, resume=resume, overwrite=overwrite)
-            checkpoint = newest_checkpoint(directory) if resume else None
+            choice = checkpoint_to_resume(directory) if resume and processes.is_first else NOTHING_SAVED
+        choice = processes.share(choice)
+        checkpoint = None if choice.stored is None else directory / str(choice.stored.record.state_path)
+        for text in choice.passed_over:
+            log(text)
         job = open_job(settings, artifacts, processes, checkpoint, log)
         with processes.together():
             progress = Progress() if checkpoint is None else load_progress(checkpoint, job)
@@ -69,7 +75,9 @@ def train(
                 log(f"changed since it was saved: {change}")
         with ExitStack() as opened:
             with processes.together():
-                record = opened.enter_context(open_record(job, artifacts, progress, overwrite=overwrite))
+                record = opened.enter_context(
+                    open_record(job, artifacts, progress, choice, overwrite=overwrite)
+                )
                 if processes.is_first:
                     record.note_inputs(inputs_of(job, checkpoint))
             stop = opened.enter_context(StopSignals("saving after this step"))
@@ -91,18 +99,30 @@ def take_steps(
     """Every step that is left, then the summary."""
     training = job.settings.training
     batches = job.batches(job.corpus, full_width=job.compiles)
+    left_out = StepsLeftOut(
+        training.max_nonfinite_steps,
+        "training.max_nonfinite_steps",
+        taken=progress.step,
+        left_out=progress.left_out,
+    )
     for step in range(progress.step + 1, job.total_steps + 1):
         is_last, rate = step == job.total_steps, rate_of(job, step)
         began = time.monotonic()
         micro_batches = list(batches.of(job.epochs.micro_batches(step)))
         result = engine.step(micro_batches, LOSS, rate, seen=export.seen(step, 0))
         add_to(progress, step, result, time.monotonic() - began)
+        left_out.note(result.is_left_out)
+        progress.left_out = left_out.left_out
         if not result.applied:
             text = f"step {step}: loss {result.loss}, grad_norm {result.grad_norm}; the step was skipped"
             job.log(f"NOT FINITE: {text}")
             record.alert("gradients are not finite", text, step)
         if step % training.logging_steps == 0 or is_last or not result.applied:
             log_step(job, record, progress, result, rate)
+        if (why := left_out.problem(is_last=is_last)) is not None:
+            record.alert("the run has diverged", why, step)
+            with job.processes.together():  # all of them came to the same
+                raise DivergedError(why)
         if job.eval_corpus and (is_last or (training.eval_steps and step % training.eval_steps == 0)):
             evaluate(job, engine, record, progress)
         is_stopped = is_stopping()  # asked of all processes: they must decide the same
@@ -264,12 +284,14 @@ def inputs_of(job: Job, checkpoint: Path | None) -> list[RunInput]:
     return found if source is None else [*found, source]
 
 
-def open_record(job: Job, artifacts: Path, progress: Progress, *, overwrite: bool) -> SftRecord:
+def open_record(
+    job: Job, artifacts: Path, progress: Progress, choice: Choice, *, overwrite: bool
+) -> SftRecord:
     """The last thing to be opened: until now nothing in the directory was touched."""
     if overwrite and job.processes.is_first and (kept := set_aside_run(job.directory)):
         job.log(f"the files of the run that was here are now in {kept}")
     rank = job.processes.rank
-    return SftRecord(job.directory, job.settings, artifacts, progress, job.total_steps, rank=rank)
+    return SftRecord(job.directory, job.settings, artifacts, progress, job.total_steps, choice, rank=rank)
 
 
 def _silence(_: str) -> None:

@@ -42,6 +42,11 @@ class StepOutput(NamedTuple):
     def means(self) -> dict[str, float]:
         return self.sums.means()
 
+    @property
+    def is_left_out(self) -> bool:
+        """Whether there was something to train and it was not finite."""
+        return self.trained_tokens > 0 and not self.applied
+
 
 class _Counts(NamedTuple):
     weight: float

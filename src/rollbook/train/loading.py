@@ -62,12 +62,10 @@ def load_model(
     _align(model)
     if settings.lora is None:
         return Model(model, tokenizer)
-    if checkpoint is not None:
-        from peft import PeftModel
-
-        adapted = PeftModel.from_pretrained(model, checkpoint, is_trainable=True)
-    else:
+    if checkpoint is None:
         adapted = _with_adapters(model, settings.lora, seed)
+    else:
+        adapted = _saved_adapters(model, checkpoint)
     return Model(adapted, tokenizer, is_adapter=True)
 
 
@@ -146,6 +144,17 @@ def _with_adapters(model: Any, lora: LoraSettings, seed: int) -> Any:
         return get_peft_model(model, config)
     except ValueError as error:
         raise UsageError(f"model.lora: {first_line(error)}") from error
+
+
+def _saved_adapters(model: Any, checkpoint: Path) -> Any:
+    from peft import PeftModel
+
+    try:
+        return PeftModel.from_pretrained(model, checkpoint, is_trainable=True)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise UsageError(f"model: {checkpoint}: {_why(error)}") from error
 
 
 def _check_vocabulary(model: Any, tokenizer: Any) -> None:

@@ -142,7 +142,7 @@ def open_weights(settings: RlSettings, origin: Origin) -> Trainer:
     if processes.are_several:
         processes.close()
         raise UsageError("a replay runs in one process, whatever the run had; start it without torchrun")
-    start = Start(settings, resume=False, record=None, checkpoint=origin.directory)
+    start = Start(settings, resume=False, checkpoint=origin.directory)
     _, trainer = open_trainer(start, processes, lambda _: None)
     for adapters in getattr(trainer.model.model, "peft_config", {}).values():
         # Who saves adapters looks there for the model below, on the network if there is no such directory.

@@ -7,15 +7,26 @@ job has ended; `rollbook promote` uses the same for any checkpoint of any run, l
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollbook.errors import RollbookError, UsageError
+from rollbook.records import complete
 from rollbook.records.atomic import write_atomic
-from rollbook.records.checkpoints import is_complete, read_checkpoints
+from rollbook.records.checkpoints import flaw, has_mark, read_checkpoints
 from rollbook.records.progress import read_progress
 from rollbook.records.record import decode_json
-from rollbook.records.trainer_log import LOG, PICTURE, RESULTS, STATE, last_line, read_points
+from rollbook.records.trainer_log import (
+    LOG,
+    PICTURE,
+    RESULTS,
+    STATE,
+    last_line,
+    nonfinite_steps,
+    read_points,
+)
+from rollbook.runs.divergence import MOST, WINDOW, StepsLeftOut
 from rollbook.runs.jobs.collected import progress_file_of_job, set_collection_outcome
 from rollbook.runs.jobs.job import Job, Started
 from rollbook.runs.jobs.ledger import Ledger, RunEnd, RunRecord, Status
@@ -56,7 +67,9 @@ def record_result(job: Job, started: Started, end: RunEnd) -> None:
         if (tracker := _tracker_id(directory)) is not None:
             end.tracker = {"id": tracker}
     if job.config_path is not None and end.status is Status.COMPLETED:
-        end.extra["handoff"] = _hand_over(job.config_path, directory, saved, started)
+        end.extra["handoff"] = _why_not(job, directory, launched) or _hand_over(
+            job.config_path, directory, saved, started
+        )
 
 
 def _hand_over(config: Path, directory: Path | None, saved: SavedModel | None, started: Started) -> str:
@@ -98,6 +111,25 @@ def final_metrics(directory: Path) -> dict[str, Any] | None:
     """The last numbers of a run, for the history."""
     step = read_status(directory).step
     return {**result_values(directory), **({} if step is None else {"steps": step})} or None
+
+
+def _why_not(job: Job, directory: Path | None, launched: float) -> str | None:
+    """Why the result of a command that ended with 0 is not handed over."""
+    if job.ends_diverged or directory is None:
+        return None
+    if not any(_is_newer(directory / name, launched) for name in (LOG, STATE)):
+        return None
+    why = why_diverged(directory)
+    return why and f"nothing published: {why}. To publish it all the same: rollbook promote {job.name}"
+
+
+def why_diverged(directory: Path, most: int = MOST, setting: str = "a run") -> str | None:
+    """Why the numbers that a trainer of others has logged are no result; None where they are finite."""
+    points = [*(_json(directory / STATE).get("log_history") or []), *read_points(directory / LOG)]
+    points = [point for point in points if "loss" in point and isinstance(point.get("step"), int)]
+    last = max((point["step"] for point in points), default=0)
+    left_out = sorted({step for step in nonfinite_steps(points) if step > last - WINDOW})
+    return StepsLeftOut(most, setting, taken=last, left_out=left_out).problem(is_last=True)
 
 
 def _launched_at(archive: Path) -> float:
@@ -201,21 +233,34 @@ def _tracker_id(directory: Path) -> str | None:
     return next((str(known) for known in trackers.values()), None)
 
 
-def find_checkpoint(directory: Path, step: int | None) -> SavedModel:
-    """The complete checkpoint of a step, or the newest; a clear error when it is not there or not whole."""
-    models = saved_models(directory) + _recorded(directory)
-    if step is None:
-        whole = [model for model in models if model.complete]
-        if whole:
-            return max(whole, key=lambda model: model.step)
-    for model in models:
-        if model.step == step:
-            if not model.complete:
-                raise UsageError(f"{model.path} is not complete: {model.problem}")
+def find_checkpoint(
+    directory: Path, step: int | None, *, log: Callable[[str], None] = lambda _: None
+) -> SavedModel:
+    """The checkpoint of a step, or the newest that is whole; a clear error when there is none.
+
+    Its files are compared with their digests. Newer ones that are damaged are named in the log.
+    """
+    found = {model.path: model for model in (*saved_models(directory), *_recorded(directory))}
+    models = sorted(found.values(), key=lambda model: model.step)
+    for model in reversed(models):
+        if step not in (None, model.step):
+            continue
+        if (problem := _problem_of(model, directory)) is None:
             return model
+        if step is not None:
+            raise UsageError(f"{model.path} is not complete: {problem}")
+        log(f"{model.path} is passed over: {problem}")
+    if step is None:
+        raise UsageError(f"{directory} has no complete checkpoint")
     steps = ", ".join(str(model.step) for model in models if model.complete) or "none"
-    wanted = "no complete checkpoint" if step is None else f"no checkpoint of step {step}"
-    raise UsageError(f"{directory} has {wanted}; complete ones: {steps}")
+    raise UsageError(f"{directory} has no checkpoint of step {step}; complete ones: {steps}")
+
+
+def _problem_of(model: SavedModel, directory: Path) -> str | None:
+    """What is wrong with a checkpoint, having read every byte of it."""
+    if model.problem is not None or not has_mark(model.path, directory):
+        return model.problem
+    return complete.problem(model.path, verify=True)
 
 
 def output_dir_of(record: RunRecord, ledger: Ledger) -> Path | None:
@@ -243,9 +288,8 @@ def _recorded(directory: Path) -> list[SavedModel]:
         record = stored.record
         path = record.state_path or record.sampler_path
         if path is not None and record.batch is not None:
-            whole = is_complete(record, directory)
-            problem = None if whole else "files are missing"
-            found.append(SavedModel(directory / path, record.batch, "full", whole, problem))
+            why = flaw(record, directory)
+            found.append(SavedModel(directory / path, record.batch, "full", why is None, why))
     return found
 
 

@@ -161,7 +161,7 @@ class TokenExport(NoTokenExport):
         key = batch.keys[place]
         places: tuple[str | int, ...] = (iteration, self._micro_step, place, self._processes.rank)
         if key is not None:
-            places = (key.split, key.iteration, key.group, key.trajectory, key.part)
+            places = key.places
         return is_chosen(self._settings.fraction, self._seed, places)
 
     def _finished_part(self) -> RankPart:

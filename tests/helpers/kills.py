@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from helpers.equal_runs import differences
+from helpers.places import REPOSITORY
 from helpers.rl_runs import start_all
+from helpers.self_kill import WATCH
+from helpers.trainer import PATIENCE_S
 from rollbook.records.checkpoints import read_checkpoints
 from rollbook.rl.settings import RlSettings
+
+TESTS = REPOSITORY / "tests"
+ROLLBOOK = str(Path(sys.executable).with_name("rollbook"))
 
 
 class KilledRun:
@@ -45,14 +58,18 @@ class KilledRun:
         self.stops += stopped
         return stopped
 
-    def end(self, whole: Path) -> None:
-        """Resume to the good end: the run is now like the untouched one, and nothing was lost on the way."""
+    def end(self, whole: Path, *, but: tuple[str, ...] = ()) -> None:
+        """Resume to the good end: the run is now like the untouched one, and nothing was lost on the way.
+
+        `but` are files that may differ.
+        """
         codes, output = self._live(None, 0)
         assert not any(codes), f"{codes}: {output}"
         # A stop saves where nothing would be saved otherwise.
         more = [name for name in _checkpoints(self.root) if int(name) % self.settings.save_every]
         assert len(more) <= self.stops
         unlike = differences(self.root, whole, more_checkpoints=more)
+        unlike = [line for line in unlike if not line.startswith(but)]
         assert not unlike, f"{unlike}: {output}"
         kept = set(_lines(self.root / "metrics.jsonl"))
         for tail in self.root.glob("superseded/*/metrics.jsonl.*"):
@@ -83,6 +100,36 @@ class KilledRun:
             output = "".join(trainer.output for trainer in trainers)
         self._words = ("--resume",)
         self._metrics.update(_lines(self.root / "metrics.jsonl"))
+        return codes, output
+
+
+class LaunchedRun(KilledRun):
+    """The same with `rollbook rl`: its supervisor, torchrun, and the processes that this starts."""
+
+    def __init__(self, settings: RlSettings, *, watched: Path | None = None) -> None:
+        """`watched` is the directory that moments are named in, where it is not that of the run."""
+        super().__init__(settings)
+        self._watched = watched or self.root
+        self._config = self.root.with_name(f"{self.root.name}-config.json")
+        self._config.write_bytes(msgspec.json.encode(settings))
+
+    def _live(self, seconds: float | None, rank: int, **watched: Any) -> tuple[list[int], str]:
+        assert seconds is None
+        paths = [str(TESTS / "helpers" / "at_start"), str(TESTS)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        if watched:
+            environment[WATCH] = json.dumps({"root": str(self._watched), "rank": rank, **watched})
+        artifacts = self.root.parent / "artifacts"
+        command = [ROLLBOOK, "rl", str(self._config), *self._words, "--artifacts", str(artifacts)]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+        self._words = ("--resume",)
+        self._metrics.update(_lines(self.root / "metrics.jsonl"))
+        output = done.stdout + done.stderr
+        codes = [done.returncode] * self.settings.processes
+        if re.search(rf"rank +: {rank} .*\n +exitcode +: -9 ", output):  # as torchrun says it
+            codes[rank] = -signal.SIGKILL
         return codes, output
 
 

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
-from helpers.kills import KilledRun
+from helpers.kills import KilledRun, LaunchedRun
 from helpers.rl_runs import finish, settings_of, write_setup, write_tool_setup
 from rollbook.records.run_info import read_run_info
+from rollbook.records.token_files import read_manifest
+from rollbook.records.token_places import files_of
+from rollbook.records.tokens import read_sequences
 from rollbook.rl.settings import RlSettings
 
 EXPORT = {"trainer": {"experimental": {"token_export": {"format": "parquet"}}}}
@@ -124,6 +127,7 @@ def test_while_it_removes_old_checkpoints(setup: Path, tmp_path: Path) -> None:
     run.end(Path(whole.log_path))
 
 
+@pytest.mark.faults
 def test_two_processes_that_export_their_tokens(setup: Path, tmp_path: Path) -> None:
     changes = {"processes": 2, "save_every": 1, **EXPORT}
     whole, settings = (settings_of(setup, tmp_path / name, **changes) for name in ("whole", "run"))
@@ -133,6 +137,60 @@ def test_two_processes_that_export_their_tokens(setup: Path, tmp_path: Path) -> 
     assert run.stop_at("before step of the optimizer", 1, rank=1)  # the others hear of it
     assert run.kill_at("before replace token_exports/rank_0_N.parquet")
     run.end(Path(whole.log_path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        ("jsonl", "absolute"),
+        pytest.param("jsonl", "x.jsonl", marks=pytest.mark.faults),
+        pytest.param("jsonl", "x", marks=pytest.mark.faults),
+        pytest.param("parquet", "absolute", marks=pytest.mark.faults),
+        pytest.param("parquet", "x.parquet", marks=pytest.mark.faults),
+    ],
+)
+def test_two_launched_processes_that_export_to_one_path(
+    setup: Path, tmp_path: Path, kind: str, place: str
+) -> None:
+    """`rollbook rl processes=2`, one of them killed in the middle of a write, and resumed by the same
+    command: a file for each, every record once, none torn."""
+
+    def settings(name: str) -> RlSettings:
+        path = str(tmp_path / "elsewhere" / name / f"x.{kind}") if place == "absolute" else place
+        trainer = {"experimental": {"token_export": {"format": kind, "path": path}}}
+        changes = {"processes": 2, "save_every": 1, "iterations": 4, "evals": [], "trainer": trainer}
+        return settings_of(setup, tmp_path / name, **changes)
+
+    finish(settings("whole"))
+    run = LaunchedRun(settings("run"), watched=tmp_path)
+    directory, prefix = {
+        "absolute": ("elsewhere/run", "x_"), "x": ("run/x", ""),
+    }.get(place, ("run", "x_"))  # fmt: skip
+    written = f"{directory}/{prefix}rank_1{'.jsonl' if kind == 'jsonl' else '_N.arrows'}"
+    assert run.kill_at(f"half write {written}", 9 if kind == "jsonl" else 2, rank=1)
+    run.end(tmp_path / "whole", but=("config.json",) if place == "absolute" else ())
+    found = exported(tmp_path / directory / f"{prefix}manifest.jsonl")
+    assert found == exported(tmp_path / directory.replace("run", "whole") / f"{prefix}manifest.jsonl")
+    assert {rank for rank, *_ in found} == {0, 1} and len(found) == len(set(found)) > 20
+    assert not list(tmp_path.rglob("token_exports"))
+
+
+def exported(manifest: Path) -> list[tuple[Any, ...]]:
+    """Every record with what it holds, in the order of the files; the manifest has counted each."""
+    steps, records = list(read_manifest(manifest)), []
+    for file in files_of(manifest):
+        assert file.end is None or file.path.stat().st_size == file.end
+        for one in read_sequences(file.path):
+            columns = [one.get(name) for name in ("token_ids", "advantages", "trainer_logprobs")]
+            values = tuple(repr(None if column is None else column.tolist()) for column in columns)
+            records.append((one.rank, one.iteration, one.group_idx, one.traj_idx, one.text, *values))
+    assert [step.iteration for step in steps] == list(range(len(steps))) and all(s.complete for s in steps)
+    assert len(records) == sum(step.records for step in steps)
+    for rank in (0, 1):
+        parts = [part for step in steps for part in step.ranks if part.rank == rank]
+        assert sum(part.records for part in parts) == sum(own == rank for own, *_ in records)
+        assert all(part.complete for part in parts)
+    return records
 
 
 def test_while_it_starts_over(setup: Path, whole: Path, tmp_path: Path) -> None:

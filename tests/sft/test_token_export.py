@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from rollbook.records.token_places import token_source
 from rollbook.sft.settings import load_settings
 from rollbook.sft.train import train
 from rollbook.tokens.report import token_report
-from tiny_model import write_config
+from tiny_model import sums, write_config
 
 
 class Killed(BaseException):
@@ -74,6 +75,64 @@ def test_a_resumed_fine_tuning_exports_what_a_whole_one_does(tmp_path: Path, exp
     )
     least = [token.trainer_logprob for token in report.top]
     assert least == sorted(least, key=lambda value: math.inf if value is None else value) and len(least) == 10
+
+
+def with_long_rows(count: int, start: int) -> list[dict[str, Any]]:
+    """Every fifth one is dropped, so that the number of a sample is not that of its row."""
+    rows = sums(count, start)
+    for row in rows[::5]:
+        row["messages"][0]["content"] *= 50
+    return rows
+
+
+def test_a_row_of_the_export_is_a_row_of_the_dataset(tmp_path: Path) -> None:
+    """Chosen by a hash of its place, so the same ones however they are batched and in every epoch."""
+    chosen: dict[str, dict[int, list[tuple[str, int]]]] = {}
+    for name, batch in (("large", 5), ("small", 2)):
+        directory = tmp_path / name
+        config_in(directory, {"fraction": 0.4})
+        data = directory / "data"
+        data.mkdir()
+        for file, start in (("a.jsonl", 0), ("b.jsonl", 30)):
+            text = "".join(json.dumps(row) + "\n" for row in with_long_rows(30, start))
+            (data / file).write_text(text)
+        words = [
+            f"data.train=[{data}]", f"training.per_device_train_batch_size={batch}", "data.packing=off",
+            "training.max_steps=null", "training.num_train_epochs=2",
+        ]  # fmt: skip
+        train(load_settings(directory / "config.yaml", words), directory / "artifacts", log=lambda _: None)
+        source = token_source(directory / "artifacts" / "model" / "demo")
+        steps = list(source.steps())
+        assert sum(step.sequences for step in steps) == 2 * 48
+        chosen[name] = {0: [], 1: []}
+        for piece in source.pieces():
+            for sequence in piece.read():
+                file, number = Path(str(sequence.data_file)), sequence.data_row or 0
+                assert file.parent == data and number % 5 != 1
+                question, answer = json.loads(file.read_text().splitlines()[number - 1])["messages"]
+                assert f"user\n{question['content']}<" in str(sequence.text)
+                assert f"assistant\n{answer['content']}<" in str(sequence.text)
+                epoch = int(sequence.iteration > len(steps) / 2)
+                chosen[name][epoch].append((file.name, number))
+    first = sorted(chosen["large"][0])
+    assert 8 <= len(first) == len(set(first)) <= 36 and {file for file, _ in first} == {"a.jsonl", "b.jsonl"}
+    assert all(sorted(own) == first for epochs in chosen.values() for own in epochs.values())
+
+
+def test_what_the_loop_waited_is_in_the_metrics(tmp_path: Path) -> None:
+    """Of all steps since the last logged one; without an export nothing is said of it."""
+    config = config_in(tmp_path, {})
+    words = ["training.logging_steps=2"]
+    train(load_settings(config, words), tmp_path / "on", log=lambda _: None)
+    off = [*words, "trainer.experimental.token_export=false"]
+    train(load_settings(config, off), tmp_path / "off", log=lambda _: None)
+    lines = {
+        name: [json.loads(line) for line in (tmp_path / name / "model/demo/metrics.jsonl").open()]
+        for name in ("on", "off")
+    }
+    assert [line["step"] for line in lines["on"]] == [2, 4, 6]
+    assert all(line["time/token_export"] > 0 for line in lines["on"])
+    assert not any("time/token_export" in line for line in lines["off"])
 
 
 def test_the_block_stands_in_one_place(tmp_path: Path) -> None:

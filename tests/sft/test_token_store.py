@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from rollbook.policies.chat_format import ChatFormat
 from rollbook.sft.settings import DatasetSettings, DataSettings
 from rollbook.sft.token_store import TokenStore, tokenise
+from rollbook.train.batch import RowKey
 from tiny_model import make_tokenizer, sums
 
 ROWS = 12
@@ -63,6 +64,22 @@ def test_two_runs_at_once_share_one_complete_store(tmp_path: Path, data: DataSet
     for store in stores.values():
         assert len(store) == store.report.samples == ROWS
         assert sum(len(store[number].token_T) for number in range(ROWS)) == store.report.tokens
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_a_sample_names_its_row_wherever_the_file_lies(tmp_path: Path, data: DataSettings) -> None:
+    """Also of a store that an older version left, which did not say it, and after the file was moved."""
+    chat = ChatFormat(AutoTokenizer.from_pretrained(tmp_path / "tokenizer"))
+    tokenise(data.train[0], data, chat, tmp_path / "cache")
+    (directory,) = (tmp_path / "cache").iterdir()
+    mark = json.loads((directory / "COMPLETE").read_bytes())
+    del mark["files"]["rows.bin"]
+    (directory / "COMPLETE").write_text(json.dumps(mark))
+    (directory / "rows.bin").unlink()
+    moved = DatasetSettings(path=str(tmp_path / "moved.jsonl"))
+    (tmp_path / "train.jsonl").rename(moved.path)
+    store = tokenise(moved, data, chat, tmp_path / "cache")
+    assert [store[number].key for number in range(ROWS)] == [RowKey(moved.path, n + 1) for n in range(ROWS)]
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 

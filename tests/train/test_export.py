@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.core import core_engine, core_model
-from rollbook.errors import RollbookError, UsageError
+from helpers.exported_steps import examples, exported, lines
+from rollbook.errors import UsageError
 from rollbook.records.token_columns import DERIVED
 from rollbook.records.token_files import RunIdentity, read_manifest
 from rollbook.records.token_places import files_of
 from rollbook.records.token_settings import TokenExportSettings, with_token_export
 from rollbook.records.tokens import TokenSequence, read_sequences
-from rollbook.tiny import write_tiny_tokenizer
-from rollbook.train.batch import Batch, Example, ExampleKey, packed_batch, padded_batch
+from rollbook.train.batch import packed_batch, padded_batch
 from rollbook.train.engine import Engine
 from rollbook.train.export import TokenExport, open_export
 from rollbook.train.losses import (
@@ -36,102 +33,13 @@ from rollbook.train.losses import (
 )
 from rollbook.train.losses.base import LossInputs, weighted_sum
 from rollbook.train.processes import Processes
-from rollbook.train.token_math import TokenOutputs
-from rollbook.train.token_records import Noted
 
-VOCABULARY = 61
 LOSSES: list[Loss] = [
     CrossEntropy(), ImportanceSampling(), PpoClip(clip_low=0.1, clip_high=0.1),
     Dppo(mask_low=0.001, mask_high=0.002), Ipo(threshold=0.001), ReferenceKl(),
     PpoClip(clip_low=0, clip_high=0), Ipo(threshold=0),  # which leave out nearly all
 ]  # fmt: skip
 MASKS = ("is_masked", "is_masked_high", "is_masked_low")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    characters = [chr(ord("a") + number) for number in range(26)] + [chr(ord("A") + n) for n in range(24)]
-    return write_tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"), "".join(characters))
-
-
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    return core_engine(core_model())
-
-
-def examples(seed: int, lengths: list[int], odd: bool = True) -> list[Example]:
-    """Rollouts of several turns, some without an advantage, some of them with numbers that are not finite."""
-    chance = np.random.default_rng(seed)
-    made = []
-    for number, length in enumerate(lengths):
-        trained_T = chance.random(length) < 0.6
-        trained_T[-1] = True
-        sampled_T = (chance.normal(size=length) * 0.4 - np.log(VOCABULARY)).astype(np.float32)
-        advantage = np.float32(0.0 if number % 3 == 2 else chance.normal())
-        if odd and number % 4 == 1:
-            sampled_T[-1] = chance.choice([np.nan, -np.inf])
-        turn_T = np.where(np.arange(length) < length // 2, 0, 1).astype(np.int32)
-        columns_T = {
-            "reward": np.full(length, float(number), np.float32),
-            "advantage": np.full(length, advantage, np.float32),
-            "sampled_logprob": sampled_T,
-            "reference_logprob": sampled_T + np.float32(0.1),
-            "temperature": np.full(length, 0.7, np.float32),
-            "turn": turn_T,
-            "version": np.full(length, 4, np.int32),
-        }
-        token_T = chance.integers(0, VOCABULARY, length).astype(np.int32)
-        made.append(Example(token_T, trained_T, columns_T, ExampleKey("train", 3, number // 2, number % 2)))
-    return made
-
-
-class Watched:
-    """An export, and beside it what the loss was seen to use."""
-
-    def __init__(self, export: TokenExport) -> None:
-        self.export = export
-        self.seen: dict[tuple[int, int, int, int], dict[str, float]] = {}
-
-    def at(self, iteration: int, step: int) -> Any:
-        take = self.export.seen(iteration, step, {0: Noted("task-0", "sums")})
-
-        def both(batch: Batch, outputs: TokenOutputs, loss: LossOutput) -> None:
-            for n in range(batch.trained_tokens):
-                key = batch.keys[int(batch.example_N[n])]
-                assert key is not None
-                facts = {name: float(fact_N[n]) for name, fact_N in loss.facts_N.items()}
-                facts["logprob"] = float(outputs.logprob_N.detach()[n])
-                facts["entropy"] = math.nan if outputs.entropy_N is None else float(outputs.entropy_N[n])
-                self.seen[step, key.group, key.trajectory, int(batch.offset_N[n])] = facts
-            take(batch, outputs, loss)
-
-        return both
-
-
-def exported(
-    root: Path, tokenizer: Any, engine: Engine, batches: list[list[Batch]], loss: Loss, **given_settings: Any
-) -> Watched:
-    """One iteration of several optimiser steps, exported."""
-    settings = TokenExportSettings(**given_settings)
-    identity = RunIdentity("run-1", 1)
-    with TokenExport(
-        settings, root, identity, tokenizer, Processes(), seed=0, alert=lambda *_: None
-    ) as export:
-        watched = Watched(export)
-        steps = [
-            engine.step(step, loss, 0.0, seen=watched.at(3, number)) for number, step in enumerate(batches)
-        ]
-        export.commit(3, loss, steps, batch=4)
-        export.end_part()
-    return watched
-
-
-def lines(root: Path) -> list[dict[str, Any]]:
-    found = []
-    for file in files_of(root / "token_exports" / "manifest.jsonl"):
-        data = file.path.read_bytes()[: file.end]
-        found += [json.loads(line) for line in data.splitlines()]
-    return found
 
 
 def same(found: float | None, wanted: float) -> bool:
@@ -390,96 +298,6 @@ def test_files_of_others_are_not_touched(tmp_path: Path, tokenizer: Any) -> None
         opened(path="ours")
     with pytest.raises(UsageError, match="does not end in"):
         opened(path="x.parquet")
-
-
-@pytest.fixture
-def small_files() -> Iterator[None]:
-    """A limit on the size of files stands for a disk that is full."""
-    import resource
-    import signal
-
-    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_a_full_disk_ends_the_export_and_not_the_run(
-    tmp_path: Path, tokenizer: Any, engine: Engine, small_files: None, kind: Any
-) -> None:
-    import resource
-
-    engine.model.use_packing(True)
-    batch = packed_batch(examples(6, [30] * 12, odd=False))
-    alerts: list[str] = []
-    with TokenExport(
-        TokenExportSettings(format=kind), tmp_path, RunIdentity("r", 1), tokenizer, Processes(), seed=0,
-        alert=lambda title, text: alerts.append(f"{title}: {text}"),
-    ) as export:  # fmt: skip
-        for iteration in range(4):
-            if iteration == 1:
-                (file,) = (
-                    path for path in (tmp_path / "token_exports").iterdir() if path.name.startswith("rank")
-                )
-                limit = file.stat().st_size + 2000
-                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-            if iteration == 3:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-            assert engine.step([batch] * 3, PpoClip(), 0.0, seen=export.seen(iteration, 0)).applied
-            export.commit(iteration, PpoClip(), [], batch=iteration + 1)
-    steps = list(read_manifest(tmp_path / "token_exports" / "manifest.jsonl"))
-    assert [step.complete for step in steps] == [True, False, False, False]
-    assert [(step.selected, step.records) for step in steps] == [(36, 36), (36, 0), (36, 0), (36, 0)]
-    assert "not written" in str(steps[1].ranks[0].error) or "append failed" in str(steps[1].ranks[0].error)
-    assert len(alerts) == 1 and alerts[0].startswith("the token export has stopped: process 0: ")
-    (path,) = (path for path in (tmp_path / "token_exports").iterdir() if path.name.startswith("rank"))
-    assert path.stat().st_size == steps[0].ranks[0].end
-    (file,) = files_of(tmp_path / "token_exports" / "manifest.jsonl")
-    assert [sequence.iteration for sequence in read_sequences(path, end=file.end)] == [0] * 36
-
-
-def test_what_goes_wrong_in_the_writer_is_raised_in_the_loop(
-    tmp_path: Path, tokenizer: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine.model.use_packing(True)
-    batch = packed_batch(examples(7, [6, 6]))
-    with TokenExport(
-        TokenExportSettings(), tmp_path, RunIdentity("r", 1), tokenizer, Processes(), seed=0, alert=print
-    ) as export:
-        monkeypatch.setattr("rollbook.train.export.records_of", lambda *_: 1 / 0)
-        engine.step([batch], PpoClip(), 0.0, seen=export.seen(0, 0))
-        with pytest.raises(RollbookError, match="the token export failed: ZeroDivisionError"):
-            export.commit(0, PpoClip(), [], batch=1)
-
-
-def test_what_goes_wrong_after_the_last_commit_is_raised_or_told_too(
-    tmp_path: Path, tokenizer: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine.model.use_packing(True)
-    batch = packed_batch(examples(7, [6, 6]))
-    alerts: list[str] = []
-
-    def export_once(error: Exception, name: str) -> None:
-        def fail(*_: Any) -> None:
-            raise error
-
-        with TokenExport(
-            TokenExportSettings(format="parquet"), tmp_path / name, RunIdentity("r", 1), tokenizer,
-            Processes(), seed=0, alert=lambda title, text: alerts.append(f"{title}: {text}"),
-        ) as export:  # fmt: skip
-            engine.step([batch], PpoClip(), 0.0, seen=export.seen(0, 0))
-            monkeypatch.setattr("rollbook.records.token_writers.to_parquet", fail)
-            export.commit(0, PpoClip(), [], batch=1)
-            export.end_part()
-
-    export_once(OSError("no space is left"), "full")
-    (alert,) = alerts
-    assert alert.startswith("the token export has stopped: no space is left; nothing more is exported until")
-    (file,) = files_of(tmp_path / "full" / "token_exports" / "manifest.jsonl")
-    assert file.path.suffix == ".arrows" and len(list(read_sequences(file.path, end=file.end))) == 2
-    with pytest.raises(RollbookError, match="the token export failed: ZeroDivisionError"):
-        export_once(ZeroDivisionError("of a bug"), "bug")
 
 
 def test_off_is_an_object(tmp_path: Path, tokenizer: Any, engine: Engine) -> None:

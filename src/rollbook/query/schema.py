@@ -130,6 +130,8 @@ message JSON as it was written
             + "attempt BIGINT the process that wrote it; 1 is the first start\n"
             + _PLACE
             + "part BIGINT the training row of the trajectory: 0, unless its conversation was rewritten\n"
+            + "data_file VARCHAR of a fine-tuning: the file of the row\n"
+            + "data_row BIGINT its line there, or row of a Parquet file, from 1\n"
             + _TASK
             + """
 step_idx BIGINT the turn that sampled it; empty for tokens of prompts and tools

@@ -331,7 +331,7 @@ def _heads(heads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             ("temperature", pa.float32()),
         ]
     )
-    texts = ("run_id", "split", "task_id", "env_name")
+    texts = ("run_id", "split", "data_file", "task_id", "env_name")
     columns = {}
     for name in heads[0] if heads else ():
         kind = pa.list_(turn) if name == "turns" else pa.string() if name in texts else pa.int64()

@@ -35,7 +35,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 TEXT = "text"  # asked for like a column
 _SAME = (
     "run_id", "attempt", "optim_step", "rank", "micro_step", "micro_sequence_idx", "export_sequence_idx",
-    "group_idx", "traj_idx", "part", "task_id", "env_name", "policy_version", "text",
+    "group_idx", "traj_idx", "part", "data_file", "data_row", "task_id", "env_name", "policy_version", "text",
 )  # fmt: skip
 # Where prime-rl has a placeholder for the sampler's logprob, these say nothing.
 _OF_INFERENCE = (
@@ -75,6 +75,8 @@ class Keys(msgspec.Struct, kw_only=True):
     group_idx: int | None = None
     traj_idx: int | None = None
     part: int | None = None
+    data_file: str | None = None
+    data_row: int | None = None
     task_id: str | None = None
     env_name: str | None = None
     policy_version: int | None = None
@@ -98,6 +100,8 @@ class TokenSequence:
     group_idx: int | None = None
     traj_idx: int | None = None
     part: int | None = None
+    data_file: str | None = None
+    data_row: int | None = None
     task_id: str | None = None
     env_name: str | None = None
     policy_version: int | None = None

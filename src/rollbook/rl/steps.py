@@ -20,7 +20,7 @@ from rollbook.rl.groups import Group, Selection, select
 from rollbook.rl.opening import Trainer
 from rollbook.rl.settings import RlSettings
 from rollbook.runs.stop_signals import StopSignals
-from rollbook.train.batch import Batch, Column, Example
+from rollbook.train.batch import Batch, Column, Example, ExampleKey
 from rollbook.train.engine import StepOutput
 from rollbook.train.export import NoTokenExport
 from rollbook.train.processes import Processes
@@ -206,12 +206,13 @@ def records_of(plan: Sequence[Share], steps: Sequence[StepOutput], rate: float) 
 
 
 def _rows(batch: Batch) -> list[TrainRow]:
-    return [TrainRow(key.group, key.trajectory, key.part) for key in batch.keys if key is not None]
+    keys = [key for key in batch.keys if isinstance(key, ExampleKey)]
+    return [TrainRow(key.group, key.trajectory, key.part) for key in keys]
 
 
 def _row(example: Example) -> TrainRow:
     key = example.key
-    assert key is not None
+    assert isinstance(key, ExampleKey)
     return TrainRow(key.group, key.trajectory, key.part)
 
 

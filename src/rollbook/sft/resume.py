@@ -45,9 +45,10 @@ class Progress(msgspec.Struct):
     window_tokens: int = 0
     window_allocated: int = 0
     window_s: float = 0.0
+    window_export_s: float = 0.0  # that the loop has waited for the token export
 
     def clear_window(self) -> None:
-        self.window_loss = self.window_s = 0.0
+        self.window_loss = self.window_s = self.window_export_s = 0.0
         self.window_steps = self.window_tokens = self.window_allocated = 0
 
 

@@ -25,10 +25,11 @@ from rollbook.records.run_inputs import RunInput, file_input
 from rollbook.runs.resolve import find_inputs
 from rollbook.sft.conversations import read_conversations
 from rollbook.sft.settings import DatasetSettings, DataSettings
-from rollbook.train.batch import Example
+from rollbook.train.batch import Example, RowKey
 from rollbook.version import __version__
 
 _PROGRESS_S = 10.0
+ROWS = "rows.bin"  # of each sample: which of the dataset's files, and which row of it
 
 
 class TokenReport(msgspec.Struct, kw_only=True):
@@ -58,13 +59,15 @@ class TokenReport(msgspec.Struct, kw_only=True):
 
 
 class TokenStore:
-    """Samples by number."""
+    """Samples by number, each with the row of `files` that it was made from."""
 
-    def __init__(self, directory: Path, sources: Sequence[RunInput] = ()) -> None:
+    def __init__(self, directory: Path, files: Sequence[Path], sources: Sequence[RunInput]) -> None:
+        self._files = [str(path) for path in files]
         self.key = directory.name  # says from what the samples were made, and how
         self.sources = list(sources)  # the files, as they are now
         self.report = msgspec.json.decode((directory / "report.json").read_bytes(), type=TokenReport)
         self._ends = np.fromfile(directory / "ends.bin", dtype=np.int64)
+        self._rows = np.fromfile(directory / ROWS, dtype=np.int64).reshape(-1, 2)
         empty = not self.report.tokens  # a file of no bytes cannot be mapped
         self._tokens: Any = (
             np.empty(0, np.int32) if empty else np.memmap(directory / "tokens.bin", np.int32, "r")
@@ -83,7 +86,9 @@ class TokenStore:
     def __getitem__(self, number: int) -> Example:
         start = int(self._ends[number - 1]) if number else 0
         inside = slice(start, int(self._ends[number]))
-        return Example(np.asarray(self._tokens[inside]), np.asarray(self._trained[inside]))
+        file, row = self._rows[number].tolist()
+        key = RowKey(self._files[file], row)
+        return Example(np.asarray(self._tokens[inside]), np.asarray(self._trained[inside]), key=key)
 
 
 class Corpus:
@@ -138,19 +143,20 @@ def tokenise(
     log: Callable[[str], None] = lambda _: None,
 ) -> TokenStore:
     """The store of a dataset, made unless it is there. Of several that want it one makes it, others wait."""
-    sources = [file_input("data", path) for path in find_inputs([dataset.path]).paths]
+    files = find_inputs([dataset.path]).paths
+    sources = [file_input("data", path) for path in files]
 
     def make(directory: Path) -> None:
         _write_store(directory, dataset, data, chat, log)
 
     directory = cache / _key(sources, dataset, chat, data)
-    return TokenStore(make_once(directory, make, is_usable=_has_all, on_wait=log), sources)
+    return TokenStore(make_once(directory, make, is_usable=_has_all, on_wait=log), files, sources)
 
 
 def _has_all(directory: Path) -> bool:
-    """A mark that names no files is of an older version, which could lose some and not notice."""
+    """A mark that names no files, or not all that are read, is of an older version."""
     mark = read_mark(directory)
-    return mark is not None and mark.files is not None and is_complete(directory)
+    return mark is not None and mark.files is not None and ROWS in mark.files and is_complete(directory)
 
 
 def _write_store(
@@ -161,10 +167,12 @@ def _write_store(
     log: Callable[[str], None],
 ) -> None:
     report, dropped_before, last_report = TokenReport(), chat.dropped, time.monotonic()
+    places = {path: place for place, path in enumerate(find_inputs([dataset.path]).paths)}
     with (
         (directory / "tokens.bin").open("wb") as tokens,
         (directory / "trained.bin").open("wb") as trained,
         (directory / "ends.bin").open("wb") as ends,
+        (directory / ROWS).open("wb") as rows,
     ):
         for row, conversation in read_conversations(dataset):
             report.rows += 1
@@ -184,6 +192,7 @@ def _write_store(
             tokens.write(sample.token_T.tobytes())
             trained.write(sample.trained_T.tobytes())
             ends.write(np.int64(report.tokens).tobytes())
+            rows.write(np.array([places[row.path], row.number], np.int64).tobytes())
     report.parts_not_rendered = chat.dropped - dropped_before
     (directory / "report.json").write_bytes(msgspec.json.encode(report))
 

@@ -113,6 +113,7 @@ def take_steps(
         add_to(progress, step, result, time.monotonic() - began)
         left_out.note(result.is_left_out)
         progress.left_out = left_out.left_out
+        progress.window_export_s += export.commit(step, LOSS, [result], batch=step)
         if not result.applied:
             text = f"step {step}: loss {result.loss}, grad_norm {result.grad_norm}; the step was skipped"
             job.log(f"NOT FINITE: {text}")
@@ -127,7 +128,6 @@ def take_steps(
             evaluate(job, engine, record, progress)
         is_stopped = is_stopping()  # asked of all processes: they must decide the same
         is_saved = step % training.save_steps == 0 or is_last or is_stopped
-        export.commit(step, LOSS, [result], batch=step)
         if is_saved:
             export.end_part()
             save(job, engine, record, progress)
@@ -198,6 +198,8 @@ def log_step(job: Job, record: SftRecord, progress: Progress, result: StepOutput
         "epoch": job.epochs.epochs_after(progress.step),
         "packing_efficiency": progress.window_tokens / max(1, progress.window_allocated),
     }
+    if job.settings.trainer.token_export is not None:
+        values["time/token_export"] = progress.window_export_s
     speed = progress.window_tokens / max(1e-9, progress.window_s)
     progress.clear_window()
     record.point(values, progress)

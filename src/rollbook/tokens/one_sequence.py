@@ -99,8 +99,8 @@ def _not_there(source: TokenSource, place: Place, others: int, example: TokenSeq
 
 
 _KEYS = (
-    "split", "iteration", "group_idx", "traj_idx", "part", "optim_step", "rank", "task_id", "env_name",
-    "policy_version",
+    "split", "iteration", "group_idx", "traj_idx", "part", "optim_step", "rank", "data_file", "data_row",
+    "task_id", "env_name", "policy_version",
 )  # fmt: skip
 
 

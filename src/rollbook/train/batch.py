@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -48,6 +49,23 @@ class ExampleKey(NamedTuple):
     trajectory: int
     part: int = 0
 
+    @property
+    def places(self) -> tuple[str | int, ...]:
+        """What a choice among examples follows from."""
+        return tuple(self)
+
+
+class RowKey(NamedTuple):
+    """The row of a dataset that an example was made from; the same in every epoch."""
+
+    file: str  # as the settings name it
+    row: int  # its line, or the row of a Parquet file, from 1
+
+    @property
+    def places(self) -> tuple[str | int, ...]:
+        """What a choice among examples follows from, wherever the file lies."""
+        return Path(self.file).name, self.row
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Example:
@@ -56,7 +74,7 @@ class Example:
     token_T: Int32Array
     trained_T: BoolArray
     columns_T: Mapping[str, Column] = field(default_factory=dict)
-    key: ExampleKey | None = None
+    key: ExampleKey | RowKey | None = None
 
     def __len__(self) -> int:
         return len(self.token_T)
@@ -81,7 +99,7 @@ class Batch(NamedTuple):
     example_N: Tensor  # which example of this batch it belongs to
     offset_N: Tensor  # and where in it
     columns_N: dict[str, Tensor]  # values of trained tokens only; those of a prompt never travel
-    keys: list[ExampleKey | None]
+    keys: list[ExampleKey | RowKey | None]
     lengths: list[int]  # of its examples
 
     @property

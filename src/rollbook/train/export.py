@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import msgspec
-import torch
 from torch import Tensor
 
 from rollbook.errors import RollbookError, WriteError
@@ -40,6 +39,7 @@ from rollbook.records.token_settings import TokenExportSettings, is_chosen
 from rollbook.records.token_writers import TokenWriter, open_token_writer
 from rollbook.train.batch import Batch
 from rollbook.train.engine import Seen, StepOutput, nothing
+from rollbook.train.host_buffers import HostBuffers, HostCopy
 from rollbook.train.losses import Loss, LossOutput
 from rollbook.train.processes import Processes
 from rollbook.train.token_math import TokenOutputs
@@ -114,10 +114,10 @@ class TokenExport(NoTokenExport):
             self._selected += len(chosen)
             if chosen and self._stopped is None:
                 values = quantities(outputs, loss)
-                host_QN, copied = self._buffers.copy(torch.stack([row.float() for row in values.values()]))
+                copy = self._buffers.copy(list(values.values()))
                 rows = {name: number for number, name in enumerate(values)}
-                seen = SeenBatch(iteration, step, self._micro_step, batch, chosen, rows, host_QN)
-                self._queue.put(partial(self._write, seen, copied, notes or {}))
+                seen = SeenBatch(iteration, step, self._micro_step, batch, chosen, rows, copy.values_QN)
+                self._queue.put(partial(self._write, seen, copy, notes or {}))
             self._micro_step += 1
             self._seconds += time.perf_counter() - began
 
@@ -161,7 +161,7 @@ class TokenExport(NoTokenExport):
         key = batch.keys[place]
         places: tuple[str | int, ...] = (iteration, self._micro_step, place, self._processes.rank)
         if key is not None:
-            places = (key.split, key.iteration, key.group, key.trajectory, key.part)
+            places = key.places
         return is_chosen(self._settings.fraction, self._seed, places)
 
     def _finished_part(self) -> RankPart:
@@ -227,15 +227,13 @@ class TokenExport(NoTokenExport):
             finally:
                 self._queue.task_done()
 
-    def _write(self, seen: SeenBatch, copied: Any, notes: Mapping[int, Noted]) -> None:
-        """`copied` is the event after which the values are on the host, if a device is still copying."""
+    def _write(self, seen: SeenBatch, copy: HostCopy, notes: Mapping[int, Noted]) -> None:
         if self._writer is None:
             self._writer = open_token_writer(self._files, self._settings, self._processes.rank)
-        if copied is not None:
-            copied.synchronize()
+        copy.wait()
         first = self._part.records
         records = records_of(seen, self._identity, self._processes.rank, first, notes, self._text)
-        self._buffers.give_back(seen.values_QN)  # the records are copies
+        self._buffers.give_back(copy)  # the records are copies
         self._writer.write(records, seen.iteration)
         self._part.records += len(records.heads)
         self._part.tokens += len(records.token_F)
@@ -311,35 +309,3 @@ def quantities(outputs: TokenOutputs, loss: LossOutput) -> dict[str, Tensor]:
         if fact in loss.facts_N:
             values[name] = loss.facts_N[fact]
     return values
-
-
-class HostBuffers:
-    """Pinned memory that a device is copied into without waiting for it, used again and again."""
-
-    def __init__(self) -> None:
-        self._free: list[Tensor] = []
-        self._guard = threading.Lock()
-
-    def copy(self, values_QN: Tensor) -> tuple[Tensor, Any]:
-        """The values on the host, and the event after which they are there; None where they are already."""
-        if values_QN.device.type == "cpu":
-            return values_QN, None  # made for this alone
-        host = self._take(values_QN.numel())[: values_QN.numel()].view(values_QN.shape)
-        host.copy_(values_QN, non_blocking=True)
-        event: Any = torch.cuda.Event
-        copied = event()
-        copied.record()
-        return host, copied
-
-    def give_back(self, host_QN: Tensor) -> None:
-        if host_QN.is_pinned():
-            with self._guard:
-                self._free.append(host_QN.view(-1))
-
-    def _take(self, size: int) -> Tensor:
-        with self._guard:
-            for number, buffer in enumerate(self._free):
-                if buffer.numel() >= size:
-                    return self._free.pop(number)
-            self._free.clear()  # too small: larger ones take their place
-        return torch.empty(size, dtype=torch.float32, pin_memory=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rollbook.records.token_files import SCHEMA_VERSION, RunIdentity
 from rollbook.records.token_writers import Array, TokenRecords
-from rollbook.train.batch import Batch
+from rollbook.train.batch import Batch, ExampleKey, RowKey
 from rollbook.train.losses import Reason
 from rollbook.train.token_text import TokenText
 
@@ -150,6 +150,8 @@ def _head(
     turns: Mapping[int, list[dict[str, Any]]] | None,
 ) -> dict[str, Any]:
     key = seen.batch.keys[place]
+    row = key if isinstance(key, RowKey) else None
+    key = key if isinstance(key, ExampleKey) else None
     noted = notes.get(key.group) if key is not None else None
     own_turns = None if turns is None else turns.get(place, [])
     return {
@@ -167,6 +169,8 @@ def _head(
         "group_idx": key.group if key is not None else None,
         "traj_idx": key.trajectory if key is not None else None,
         "part": key.part if key is not None else None,
+        "data_file": row.file if row is not None else None,
+        "data_row": row.row if row is not None else None,
         "task_id": noted.task_id if noted is not None else None,
         "env_name": noted.env_name if noted is not None else None,
         "policy_version": own_turns[0]["policy_version"] if own_turns else None,

@@ -61,7 +61,7 @@ class SeenTokens(NoTokenExport):
             flat |= {name: one for name, one in (found.floats_F | found.masks_F).items() if one is not None}
             for place, key in enumerate(batch.keys):
                 begin, end = found.bound_R[place], found.bound_R[place + 1]
-                if key is not None:
+                if isinstance(key, ExampleKey):
                     self.rows[row_of(step, key)] = {name: one[begin:end] for name, one in flat.items()}
             self.slope[step] += self._slope(batch, outputs)
 

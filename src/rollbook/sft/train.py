@@ -21,7 +21,8 @@ from rollbook.sft.epochs import in_groups, rows_in_order
 from rollbook.sft.job import Job, open_engine, open_job
 from rollbook.sft.places import newest_checkpoint, refuse_occupied, set_aside_run
 from rollbook.sft.record import SftRecord
-from rollbook.sft.resume import Progress, changes, load_progress, saved_state
+from rollbook.sft.resumable import changes, refuse_changed_data
+from rollbook.sft.resume import Progress, load_progress, saved_state
 from rollbook.sft.settings import SftSettings
 from rollbook.train.engine import Engine, StepOutput
 from rollbook.train.export import NoTokenExport, open_export
@@ -53,6 +54,8 @@ def train(
     try:
         refuse_occupied(directory, resume=resume, overwrite=overwrite)
         checkpoint = newest_checkpoint(directory) if resume else None
+        if checkpoint is not None:
+            refuse_changed_data(checkpoint, settings)
         job = open_job(settings, artifacts, processes, checkpoint, log)
         progress = Progress() if checkpoint is None else load_progress(checkpoint, job)
         engine = open_engine(job)

@@ -51,6 +51,8 @@ def refuse_changed_data(checkpoint: Path, settings: SftSettings) -> None:
     except (OSError, ValueError, KeyError, TypeError):  # whoever loads it says what is wrong
         return
     now: dict[str, Any] = settings_fingerprint(settings)
+    if (before.get("model.lora") is None) != (now["model.lora"] is None):
+        return  # adapters or a whole model: who loads the checkpoint has more to say about that
     different = [name for name in now if name in before and before[name] != now[name]]
     weights = [weight for _, weight in before.get(FILES) or ()]
     if weights != [dataset.weight for dataset in settings.data.train]:

@@ -10,6 +10,8 @@ from importlib import import_module
 
 from rollbook.errors import UsageError
 
+_ALIKE = 0.7  # `histroy` is history; `export` is not plot
+
 
 def dispatch(
     arguments: list[str],
@@ -26,7 +28,8 @@ def dispatch(
     name, *rest = arguments
     if name not in commands:
         raise UsageError(_unknown(name, commands, program))
-    import_module(f"{package}.{name}").app(args=rest, prog_name=f"{program} {name}")
+    app = import_module(f"{package}.{name}").app
+    app(args=rest, prog_name=f"{program} {name}", help_option_names=["-h", "--help"])
 
 
 def _help(commands: Mapping[str, str], program: str, about: str, footer: str) -> str:
@@ -41,6 +44,6 @@ def _help(commands: Mapping[str, str], program: str, about: str, footer: str) ->
 def _unknown(name: str, commands: Mapping[str, str], program: str) -> str:
     import difflib
 
-    near = difflib.get_close_matches(name, commands, n=1)
+    near = difflib.get_close_matches(name, commands, n=1, cutoff=_ALIKE)
     hint = f"did you mean `{program} {near[0]}`?" if near else f"type `{program} --help` for the list"
     return f"no command {name!r}; {hint}"

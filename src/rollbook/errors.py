@@ -63,3 +63,14 @@ class OtherProcessError(RollbookError):
 
 class WriteError(RollbookError):
     """The operating system refused a write; everything acknowledged before it is safe."""
+
+
+# What is imported only by those who need it -> the extra that brings it.
+_EXTRAS = {"torch": "train", "transformers": "train", "peft": "train", "safetensors": "train", "ray": "ray"}
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """What to type where a package of an extra is not installed; None for any other module."""
+    package = (error.name or "").partition(".")[0]
+    extra = _EXTRAS.get(package)
+    return None if extra is None else f"this needs {package}; type: pip install 'rollbook[{extra}]'"

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, open_ledger, print_json
 from rollbook.errors import UsageError
+
+_Series = dict[int | None, Any]  # a value for each step; that of a whole run stands under None
+
+
+class _Pair(NamedTuple):
+    a: Any
+    b: Any
+    steps: list[int | None]
+
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -27,19 +36,23 @@ def diff(
     sides = [_side(ref, artifacts) for ref in (a, b)]
     config = diff_configs(sides[0]["config"], sides[1]["config"])
     names = list(sides[0]["metrics"] | sides[1]["metrics"])
-    metrics = {name: [side["metrics"].get(name) for side in sides] for name in names}
-    changed = {name: pair for name, pair in metrics.items() if pair[0] != pair[1]}
+    pairs = {name: _same_step(*(side["metrics"].get(name) or {} for side in sides)) for name in names}
+    changed = {name: pair for name, pair in pairs.items() if pair.a != pair.b}
     if as_json:
         listed = [{"key": change.key, "a": change.old, "b": change.new} for change in config]
-        print_json({"a": sides[0]["name"], "b": sides[1]["name"], "config": listed, "metrics": changed})
+        values = {name: [pair.a, pair.b] for name, pair in changed.items()}
+        steps = {name: pair.steps for name, pair in changed.items()}
+        names_of = {"a": sides[0]["name"], "b": sides[1]["name"]}
+        print_json({**names_of, "config": listed, "metrics": values, "steps": steps})
         return
-    print(f"{sides[0]['name']} -> {sides[1]['name']}")
+    print(printable(f"{sides[0]['name']} -> {sides[1]['name']}"))
     print("config:" if config else "config: the same")
     for change in config:
         print(printable(f"  {change.key}: {change.old!r} -> {change.new!r}"))
     print("metrics:" if changed else "metrics: the same")
-    for name, (old, new) in changed.items():
-        print(printable(f"  {name}: {_shown(old)} -> {_shown(new)}{_difference(old, new)}"))
+    for name, pair in changed.items():
+        shown = f"{_shown(pair.a)} -> {_shown(pair.b)}"
+        print(printable(f"  {name}{_at(pair.steps)}: {shown}{_difference(pair)}"))
 
 
 def _side(ref: str, artifacts: Path) -> dict[str, Any]:
@@ -52,9 +65,9 @@ def _side(ref: str, artifacts: Path) -> dict[str, Any]:
         return {"name": found.name, **_collection(found.path)}
     directory, record = found.run_directory, found.record
     places = [directory]
-    metrics: dict[str, Any] = {}
+    metrics: dict[str, _Series] = {}
     if record is not None:
-        metrics = dict(record.metrics or {})
+        metrics = {name: {None: value} for name, value in (record.metrics or {}).items()}
         if record.archive:
             places.insert(0, open_ledger(artifacts).resolve(record.archive))
     config: dict[str, Any] = {}
@@ -64,7 +77,7 @@ def _side(ref: str, artifacts: Path) -> dict[str, Any]:
         if (place / "config.json").exists():
             config = read_config(place / "config.json")
     if (directory / "metrics.jsonl").exists():
-        metrics |= _last_metrics(directory)
+        metrics |= _series(directory)
     runtime = config.get("runtime_info")
     if isinstance(runtime, dict):  # what a run hands over is its result, not its config
         config = {**config, "runtime_info": {key: value for key, value in runtime.items() if key != "output"}}
@@ -85,22 +98,42 @@ def _collection(output: Path) -> dict[str, Any]:
     settings = {key: manifest[key] for key in ("repeats", "input", "input_sha256", "rows") if key in manifest}
     progress = read_progress(progress_path(output))
     metrics = {} if progress is None else {**progress.coverage, "reward_mean": progress.reward_mean}
-    return {"config": {**meaning, **settings}, "metrics": metrics or manifest.get("coverage") or {}}
+    whole = metrics or manifest.get("coverage") or {}
+    return {
+        "config": {**meaning, **settings},
+        "metrics": {name: {None: value} for name, value in whole.items()},
+    }
 
 
-def _last_metrics(directory: Path) -> dict[str, Any]:
+def _series(directory: Path) -> dict[str, _Series]:
     from rollbook.runs.reader import open_run
 
-    last: dict[str, Any] = {}
+    found: dict[str, _Series] = {}
     for row in open_run(directory).metrics:
-        last.update({key: value for key, value in row.items() if isinstance(value, int | float)})
-    return {key: value for key, value in last.items() if key not in ("step", "attempt")}
+        for name, value in row.items():
+            if isinstance(value, int | float) and name not in ("step", "attempt"):
+                found.setdefault(name, {})[row.get("step")] = value
+    return found
+
+
+def _same_step(a: _Series, b: _Series) -> _Pair:
+    """The values of the last step that both have; without one, the last of each, with their steps."""
+    common = [step for step in a if step in b]
+    last_a, last_b = (next(reversed(common or list(side)), None) for side in (a, b))
+    return _Pair(a.get(last_a), b.get(last_b), [last_a, last_b])
+
+
+def _at(steps: list[int | None]) -> str:
+    if steps[0] == steps[1]:
+        return "" if steps[0] is None else f" at step {steps[0]}"
+    known = [("-" if step is None else str(step)) for step in steps]
+    return f" (no step in common: {known[0]} and {known[1]})" if "-" not in known else ""
 
 
 def _shown(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _difference(old: Any, new: Any) -> str:
-    both = isinstance(old, int | float) and isinstance(new, int | float)
-    return f"  ({new - old:+.4g})" if both else ""
+def _difference(pair: _Pair) -> str:
+    both = isinstance(pair.a, int | float) and isinstance(pair.b, int | float)
+    return f"  ({pair.b - pair.a:+.4g})" if both and pair.steps[0] == pair.steps[1] else ""

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 
 from rollbook.errors import UsageError
 
+_ALIKE = 0.7  # `histroy` is history; `export` is not plot
+
 
 def dispatch(
     arguments: list[str],
@@ -25,7 +27,7 @@ def dispatch(
     name, *rest = arguments
     if name not in commands:
         raise UsageError(_unknown(name, commands, program))
-    load(name)(args=rest, prog_name=f"{program} {name}")
+    load(name)(args=rest, prog_name=f"{program} {name}", help_option_names=["-h", "--help"])
 
 
 def _help(commands: Mapping[str, str], program: str, about: str, footer: str) -> str:
@@ -40,6 +42,6 @@ def _help(commands: Mapping[str, str], program: str, about: str, footer: str) ->
 def _unknown(name: str, commands: Mapping[str, str], program: str) -> str:
     import difflib
 
-    near = difflib.get_close_matches(name, commands, n=1)
+    near = difflib.get_close_matches(name, commands, n=1, cutoff=_ALIKE)
     hint = f"did you mean `{program} {near[0]}`?" if near else f"type `{program} --help` for the list"
     return f"no command {name!r}; {hint}"

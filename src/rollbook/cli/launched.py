@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from rollbook.cli.common import ARTIFACTS, print_json, why_failed
@@ -18,6 +19,26 @@ def run_job(job: Job, *, detach: bool, as_json: bool, on_stop: str = "") -> None
         start_detached(job, as_json, on_stop=on_stop)
     else:
         run_attached(job, as_json)
+
+
+def say_complete(text: str, name: str, directory: Path, artifacts: Path, config: Path, as_json: bool) -> None:
+    """Nothing is left to train; the result is published once more, in case the config has lost it."""
+    from rollbook.runs.jobs.finish import find_checkpoint, publish_again
+    from rollbook.runs.jobs.ledger import Ledger
+
+    ledger = Ledger(artifacts)
+    record = next((one for one in reversed(ledger.records()) if one.name == name), None)
+    lines, published = [text], None
+    if record is not None and config.suffix in (".yaml", ".yml"):
+        saved = find_checkpoint(directory, None)
+        handoff = publish_again(ledger, record, config, saved)
+        published = handoff.published
+        where = f"{config}: checkpoint_path is {saved.path}"
+        lines.append(where if published else f"{config} was left alone: {handoff.reason}")
+    if as_json:
+        print_json({"status": "completed", "reason": text, "published": published})
+    else:
+        print("\n".join(lines))
 
 
 def start_detached(job: Job, as_json: bool, *, on_stop: str = "") -> None:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from importlib import import_module
 
 from rollbook.cli.dispatch import dispatch
-from rollbook.errors import RollbookError
+from rollbook.errors import RollbookError, missing_extra
 from rollbook.version import __version__
 
 # name -> what it does; the module of the same name below rollbook.cli holds its typer `app`.
@@ -55,13 +55,23 @@ def main(arguments: list[str] | None = None) -> None:
 
         print(printable(f"rollbook: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        if (missing := missing_extra(error)) is None:
+            raise
+        print(f"rollbook: {missing}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print("rollbook: interrupted", file=sys.stderr)
         sys.exit(130)
 
 
 def _clean_terminals(opened: ExitStack) -> None:
-    """Nothing that was read reaches a terminal as it is, whichever print it goes through."""
+    """Nothing that was read reaches a terminal as it is, whichever print it goes through.
+
+    A path that is not UTF-8 is no reason to fail, neither there nor in a file.
+    """
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
     for redirect, stream in ((redirect_stdout, sys.stdout), (redirect_stderr, sys.stderr)):
         if stream is not None and stream.isatty():
             from rollbook.records.printable import CleanedStream

@@ -37,7 +37,7 @@ def rl(
     as_json: AsJson = False,
 ) -> None:
     """Train with rewards: model, environments and sampler come from CONFIG, changes as learning_rate=1e-5."""
-    from rollbook.cli.launched import run_job
+    from rollbook.cli.launched import run_job, say_complete
     from rollbook.errors import UsageError
     from rollbook.rl.launch import launch_of, refuse_a_second_writer
     from rollbook.rl.opening import settle
@@ -54,31 +54,13 @@ def rl(
     if start.is_complete:  # is what it left still what it was?
         start = settle(settings, resume, verify=True)
     if start.is_complete:
-        _say_complete(settings, artifacts, config, as_json)
+        from rollbook.rl.train import complete_text
+
+        directory = Path(settings.log_path).expanduser()
+        say_complete(complete_text(settings), settings.run_name, directory, artifacts, config, as_json)
         return
     launch = launch_of(start, artifacts, config, resume=resume, overwrite=overwrite)
     run_job(launch.job(), detach=detach, as_json=as_json, on_stop="it saves first; --resume continues")
-
-
-def _say_complete(settings: RlSettings, artifacts: Path, config: Path, as_json: bool) -> None:
-    """Nothing is left to train; the result is published once more, in case the config has lost it."""
-    from rollbook.rl.train import complete_text
-    from rollbook.runs.jobs.finish import find_checkpoint, publish_again
-    from rollbook.runs.jobs.ledger import Ledger
-
-    ledger = Ledger(artifacts)
-    record = next((one for one in reversed(ledger.records()) if one.name == settings.run_name), None)
-    lines, published = [complete_text(settings)], None
-    if record is not None and config.suffix in (".yaml", ".yml"):
-        saved = find_checkpoint(Path(settings.log_path).expanduser(), None)
-        handoff = publish_again(ledger, record, config, saved)
-        published = handoff.published
-        where = f"{config}: checkpoint_path is {saved.path}"
-        lines.append(where if published else f"{config} was left alone: {handoff.reason}")
-    if as_json:
-        print_json({"status": "completed", "reason": lines[0], "published": published})
-    else:
-        print("\n".join(lines))
 
 
 def _preview(settings: RlSettings, as_json: bool) -> None:

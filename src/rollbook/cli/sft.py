@@ -33,12 +33,17 @@ def sft(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune: model, data and training come from CONFIG, changes as training.learning_rate=1e-5."""
-    from rollbook.cli.launched import run_job
+    from rollbook.cli.launched import run_job, say_complete
     from rollbook.sft.launch import plan_start, prepare_job
+    from rollbook.sft.resumable import finished_text
     from rollbook.sft.settings import load_settings
 
     settings = load_settings(config, overrides or [])
     plan = plan_start(settings, artifacts, resume=resume, overwrite=overwrite)
+    if plan.is_finished and not dry_run:
+        text = finished_text(plan.output_dir, settings)
+        say_complete(text, settings.run_name, plan.output_dir, artifacts, config, as_json)
+        return
     if not as_json:
         print("\n".join(plan.lines()))
     if dry_run:

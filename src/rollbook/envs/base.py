@@ -19,7 +19,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from rollbook.policies.conversion import text_of
-from rollbook.rollouts.types import Feedback, Message, Opening, Task
+from rollbook.rollouts.failures import name_and_place
+from rollbook.rollouts.types import FailureKind, Feedback, Message, Opening, RolloutFailure, Task
 
 
 class Environment:
@@ -81,8 +82,8 @@ class SingleTurn(Environment):
     def step(self, message: Message) -> Feedback | Awaitable[Feedback]:
         grade = type(self).grader(self._task, text_of(message), **self._settings)
         if isinstance(grade, Awaitable):
-            return _awaited(grade)
-        return as_feedback(grade)
+            return _awaited(grade, type(self).grader)
+        return as_feedback(grade, type(self).grader)
 
 
 def single_turn(grader: Grader) -> type[SingleTurn]:
@@ -95,25 +96,33 @@ def single_turn(grader: Grader) -> type[SingleTurn]:
     return environment
 
 
-def as_feedback(grade: Grade) -> Feedback:
+def as_feedback(grade: Grade, grader: Grader) -> Feedback:
+    """What a grader returned; something else is a failure that says where the grader stands."""
     if isinstance(grade, Feedback):
         return grade
-    if isinstance(grade, Mapping):
-        rest = {key: value for key, value in grade.items() if key != "reward"}
-        if "reward" not in grade:
-            raise ValueError(f"a grader returned {dict(grade)!r}, which has no 'reward'")
-        return Feedback(
-            reward=float(grade["reward"]),
-            metrics={key: value for key, value in rest.items() if isinstance(value, int | float)},
-            logs={key: value for key, value in rest.items() if not isinstance(value, int | float)},
-        )
+    fields = grade if isinstance(grade, Mapping) else {"reward": grade}
+    rest = {key: value for key, value in fields.items() if key != "reward"}
+    return Feedback(
+        reward=_reward(fields.get("reward", _NOTHING), grade, grader),
+        metrics={key: value for key, value in rest.items() if isinstance(value, int | float)},
+        logs={key: value for key, value in rest.items() if not isinstance(value, int | float)},
+    )
+
+
+_NOTHING = object()
+
+
+def _reward(reward: Any, grade: Grade, grader: Grader) -> float:
     try:
-        return Feedback(reward=float(grade))
+        return float(reward)
     except (TypeError, ValueError):
-        raise TypeError(
-            f"a grader returned {grade!r:.100}; it must return a number, or a dict with one"
-        ) from None
+        why = ", which has no 'reward'" if reward is _NOTHING else ""
+    raise RolloutFailure(
+        FailureKind.ENVIRONMENT,
+        f"{name_and_place(grader)} returned {grade!r:.200}{why}; a grader returns a number, a bool, "
+        "a dict with 'reward', or a Feedback",
+    )
 
 
-async def _awaited(grade: Awaitable[Grade]) -> Feedback:
-    return as_feedback(await grade)
+async def _awaited(grade: Awaitable[Grade], grader: Grader) -> Feedback:
+    return as_feedback(await grade, grader)

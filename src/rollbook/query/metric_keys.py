@@ -61,6 +61,8 @@ def _types(files: Sequence[DataFile]) -> dict[str, str]:
                 continue
             row = decode_line(file.path, line)
             for key, value in row.items():
+                if not key:  # no column can be called nothing
+                    continue
                 kinds = seen.get(key)
                 if kinds is None:
                     kinds = seen[key] = set()

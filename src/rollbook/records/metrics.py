@@ -57,6 +57,8 @@ def encode_metrics(metrics: Mapping[str, Any], step: int, total_iterations: int 
             row[key] = value
         else:
             row[str(key)] = to_plain(value, str(key), nonfinite)
+    if "" in row:
+        raise UsageError(f"a metric of step {step} has no name; give it one")
     if row["step"] != step or not _OWN_KEYS.isdisjoint(row.keys() - {"step"}):
         clash = sorted(_OWN_KEYS & {str(key) for key in metrics})
         raise UsageError(f"the metric names {', '.join(clash)} are taken; rename them")
@@ -79,6 +81,8 @@ def normalize(row: Row) -> Row:
             plain[name] = value
         if key.startswith("time/") and key.endswith(":total"):
             plain.setdefault(key.removesuffix(":total"), value)
+    if isinstance(odd := row.get(NONFINITE), list):
+        plain[NONFINITE] = [ALIASES.get(name, name) for name in odd if isinstance(name, str)]
     return plain
 
 

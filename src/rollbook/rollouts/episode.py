@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 from rollbook.records.identity import derive_seed
 from rollbook.records.turns import NO_ROOM, Turn
-from rollbook.rollouts.failures import PolicyGone, error_with_place, is_cancellation
+from rollbook.rollouts.failures import PolicyGone, error_with_place, is_cancellation, name_and_place
 from rollbook.rollouts.types import (
     Completion,
     EnvironmentProtocol,
@@ -240,7 +240,8 @@ async def call(
         raise RolloutFailure(FailureKind.ENVIRONMENT, why) from error
     if returns is not None and not isinstance(result, returns):
         article = "an" if returns.__name__[0] in "AEIOU" else "a"
-        why = f"{_name(function)} must return {article} {returns.__name__}, not {type(result).__name__}"
+        what = f"{article} {returns.__name__}, not {type(result).__name__}"
+        why = f"{name_and_place(function)} must return {what}"
         raise RolloutFailure(FailureKind.ENVIRONMENT, why)
     return result
 

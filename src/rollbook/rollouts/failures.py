@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 from rollbook.errors import RollbookError
 
@@ -33,3 +37,14 @@ def error_with_place(error: BaseException) -> str:
     message = f"{type(error).__name__}: {text}" if text else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     return f"{message} ({frames[-1].filename}:{frames[-1].lineno})" if frames else message
+
+
+def name_and_place(function: Callable[..., Any]) -> str:
+    """`Class.method (file:line)`, as far as it is known."""
+    owner = getattr(function, "__self__", None)
+    name = getattr(function, "__name__", type(function).__name__)
+    name = f"{type(owner).__name__}.{name}" if owner is not None else name
+    with suppress(TypeError, OSError, ValueError):
+        plain = inspect.unwrap(getattr(function, "__func__", function))
+        return f"{name} ({inspect.getsourcefile(plain)}:{plain.__code__.co_firstlineno})"
+    return name

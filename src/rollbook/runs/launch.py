@@ -12,6 +12,7 @@ exist before the child has locked its directory.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from rollbook.errors import OtherProcessError, RollbookError, UsageError
+from rollbook.errors import OtherProcessError, RollbookError, UsageError, missing_extra
 from rollbook.records.printable import printable
 from rollbook.runs.children import python_command
 from rollbook.runs.jobs.job import Job
@@ -49,6 +50,7 @@ class Launch(msgspec.Struct, kw_only=True, frozen=True):
     resumed_from: str | None = None
 
     def job(self) -> Job:
+        refuse_without_torch()  # before it is entered in the history
         command = python_command(self.module, "--artifacts", str(self.artifacts))
         command += ["--resume"] if self.resume else []
         command += ["--overwrite"] if self.overwrite else []
@@ -67,6 +69,15 @@ class Launch(msgspec.Struct, kw_only=True, frozen=True):
             finisher=RECORD_RESULT,
             ends_diverged=True,
         )
+
+
+def refuse_without_torch() -> None:
+    try:
+        found = importlib.util.find_spec("torch")
+    except ValueError:  # a module that somebody put there by hand
+        found = None
+    if found is None:
+        raise RollbookError(missing_extra(ModuleNotFoundError(name="torch")) or "")
 
 
 class Started(NamedTuple, Generic[S]):
@@ -98,6 +109,11 @@ def run_child(
     except RollbookError as error:
         print(printable(f"rollbook: {error}"), file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        if (missing := missing_extra(error)) is None:
+            raise
+        print(f"rollbook: {missing}", file=sys.stderr, flush=True)
+        sys.exit(1)
 
 
 def log_line(text: str) -> None:

@@ -55,17 +55,31 @@ def curves_of(directory: Path, names: Sequence[str] = ()) -> list[Curve]:
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """An exponential mean whose weight grows with the number of points, as trainers draw it."""
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
+    """A mean of the points around each, near ones counting more; the more points, the more of them.
+
+    It looks to both sides: one that only looks back hangs behind a falling loss.
+    """
+    if not any(map(math.isfinite, values)):
         return list(values)
     weight = 1.8 * (1 / (1 + math.exp(-0.05 * len(values))) - 0.5)
-    last, smoothed = finite[0], []
-    for value in values:
-        if math.isfinite(value):
-            last = weight * last + (1 - weight) * value
-        smoothed.append(last)
+    before = _decayed(values, weight)
+    after = _decayed(values[::-1], weight)[::-1]
+    smoothed = []
+    for value, (left, left_count), (right, right_count) in zip(values, before, after, strict=True):
+        own = (value, 1.0) if math.isfinite(value) else (0.0, 0.0)  # it is in both
+        smoothed.append((left + right - own[0]) / (left_count + right_count - own[1]))
     return smoothed
+
+
+def _decayed(values: Sequence[float], weight: float) -> list[tuple[float, float]]:
+    """Up to each value: the sum of the finite ones, weighed by their distance, and that of the weights."""
+    total, count, sums = 0.0, 0.0, []
+    for value in values:
+        total, count = total * weight, count * weight
+        if math.isfinite(value):
+            total, count = total + value, count + 1.0
+        sums.append((total, count))
+    return sums
 
 
 def draw(curves: Sequence[Curve], path: Path, title: str) -> None:
@@ -139,7 +153,10 @@ def _metric_curves(directory: Path) -> dict[str, Curve]:
     points: dict[str, dict[int, float]] = {}
     for row in open_run(directory).metrics.by_step():
         if isinstance(step := row.get("step"), int):
-            for name, value in _numbers({name: row[name] for name in metric_names(row)} | _nonfinite(row)):
+            named = {
+                name: row[name] for name in metric_names(row) if name != "attempt"
+            }  # that is not measured
+            for name, value in _numbers(named | _nonfinite(row)):
                 points.setdefault(name, {})[step] = value
     return {name: Curve(name, *_sorted(values)) for name, values in points.items()}
 

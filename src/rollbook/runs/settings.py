@@ -23,6 +23,7 @@ from rollbook.errors import BadFileError, UsageError
 
 S = TypeVar("S", bound=msgspec.Struct)
 
+_WITH_KEYS = (Mapping, msgspec.Struct)
 _FLOAT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
 
 _BOUND = re.compile(r"Expected `(?:int|float)` (>=|>|<=|<) ([^ ]*?)(?:\.0)?")  # as msgspec says it
@@ -105,8 +106,8 @@ def refuse_unknown(values: Mapping[str, Any], kind: type[msgspec.Struct], where:
     for key, value in values.items():
         path = f"{where}.{key}" if where else str(key)
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+            near = _nearest(str(key), value, known)
+            hint = f"did you mean {near!r}?" if near else f"known keys: {', '.join(sorted(known))}"
             raise UsageError(f"unknown key {path!r}; {hint}")
         structs = _structs_in(known[key])
         if len(structs) > 1:
@@ -117,6 +118,20 @@ def refuse_unknown(values: Mapping[str, Any], kind: type[msgspec.Struct], where:
             for number, item in enumerate(value):
                 if isinstance(item, Mapping):
                     refuse_unknown(item, structs[0], f"{path}[{number}]")
+
+
+def _nearest(key: str, value: Any, known: Mapping[str, Any]) -> str | None:
+    """The key that was meant. A word is no value of one that holds others: `agent=w` is agent_name."""
+    fitting = [name for name in known if isinstance(value, Mapping) or not _holds_keys(known[name])]
+    begun = [name for name in fitting if name.startswith(f"{key}_")]
+    near = difflib.get_close_matches(key, fitting, n=1) or difflib.get_close_matches(key, known, n=1)
+    return begun[0] if len(begun) == 1 else near[0] if near else None
+
+
+def _holds_keys(kind: Any) -> bool:
+    parts = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else [kind]
+    origins = [typing.get_origin(part) or part for part in parts if part is not types.NoneType]
+    return all(isinstance(origin, type) and issubclass(origin, _WITH_KEYS) for origin in origins)
 
 
 def _refuse_unknown_kind(value: Any, structs: Sequence[type[msgspec.Struct]], path: str) -> None:

@@ -17,6 +17,7 @@ from rollbook.runs.saved_models import newest_model
 from rollbook.sft.lf_data import write_lf_data
 from rollbook.sft.llamafactory import check_supported, llamafactory_job
 from rollbook.sft.places import newest_checkpoint, refuse_occupied
+from rollbook.sft.resumable import is_finished, refuse_changed_data
 from rollbook.sft.settings import SftSettings
 
 
@@ -28,6 +29,7 @@ class StartPlan(msgspec.Struct, frozen=True):
     overwrite: bool
     checkpoint: Path | None  # that is resumed from
     data: list[Path]
+    is_finished: bool = False  # nothing is left to train
 
     def lines(self) -> list[str]:
         found = [f"output: {self.output_dir}"]
@@ -57,7 +59,14 @@ def plan_start(settings: SftSettings, artifacts: Path, *, resume: bool, overwrit
     if settings.engine == "llamafactory":
         model = newest_model(directory)
         checkpoint = model.path if model else None
-    return StartPlan(directory, resume, overwrite, checkpoint if resume else None, data)
+    if not resume or checkpoint is None:
+        return StartPlan(directory, resume, overwrite, None, data)
+    is_ours = settings.engine == "rollbook"
+    if is_ours and is_finished(directory, settings):
+        return StartPlan(directory, resume, overwrite, checkpoint, data, is_finished=True)
+    if is_ours:
+        refuse_changed_data(checkpoint, settings)
+    return StartPlan(directory, resume, overwrite, checkpoint, data)
 
 
 def prepare_job(

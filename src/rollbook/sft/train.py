@@ -26,7 +26,8 @@ from rollbook.sft.epochs import in_groups, rows_in_order
 from rollbook.sft.job import Job, open_engine, open_job
 from rollbook.sft.places import checkpoint_to_resume, refuse_occupied, set_aside_run
 from rollbook.sft.record import SftRecord
-from rollbook.sft.resume import Progress, changes, load_progress, saved_state
+from rollbook.sft.resumable import changes, refuse_changed_data
+from rollbook.sft.resume import Progress, load_progress, saved_state
 from rollbook.sft.settings import SftSettings
 from rollbook.train.engine import Engine, StepOutput
 from rollbook.train.export import NoTokenExport, open_export
@@ -64,6 +65,9 @@ def train(
         checkpoint = None if choice.stored is None else directory / str(choice.stored.record.state_path)
         for text in choice.passed_over:
             log(text)
+        if checkpoint is not None:
+            with processes.together():
+                refuse_changed_data(checkpoint, settings)
         job = open_job(settings, artifacts, processes, checkpoint, log)
         with processes.together():
             progress = Progress() if checkpoint is None else load_progress(checkpoint, job)

@@ -30,7 +30,7 @@ From rollouts to datasets. Inputs are files, directories or globs; the output's 
 its format (.jsonl, .jsonl.zst, .parquet), and <output>_manifest.json says how it was made."""
 
 
-def app(*, args: list[str], prog_name: str) -> None:
+def app(*, args: list[str], prog_name: str, help_option_names: list[str]) -> None:
     with tidy_end():
         dispatch(
             args,

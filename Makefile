@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 # The tests start hundreds of processes; without cached bytecode each of them compiles everything again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test lint test-faults test-interop test-vllm test-model bench bench-rl clean
+.PHONY: demo test lint test-faults test-interop test-vllm test-model bench bench-tokens bench-audit bench-rl clean
 
 demo: $(STAMP)
 	rm -rf demo
@@ -51,6 +51,13 @@ bench: $(STAMP)
 	$(BIN)/python bench/records.py
 	$(BIN)/python bench/collect.py
 	$(BIN)/python bench/data.py
+
+# The token export beside one that writes value by value, and the audit beside one pass over the same bytes.
+bench-tokens: $(STAMP)
+	$(BIN)/python bench/tokens.py
+
+bench-audit: $(STAMP)
+	$(BIN)/python bench/audit.py
 
 # Reinforcement learning beside TRL; wants a quiet machine.
 bench-rl: $(STAMP)

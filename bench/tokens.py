@@ -10,7 +10,8 @@ micro-batch to the line of the manifest, everything fsynced.
     python bench/tokens.py --rounds 1 --dry   # prints only
 
 The share of an iteration is that of `rollbook demo`'s reinforcement learning: `time/token_export` by
-`time/total`.
+`time/total`. The same training runs with the export off too, in turn, so that whole iterations stand side by
+side: what the writer's thread takes from the training is in these and not in the share.
 """
 
 from __future__ import annotations
@@ -192,14 +193,17 @@ def flat_columns(batch: Any, outputs: Any, loss: Any) -> tuple[dict[str, torch.T
     return columns, [(start, start + length) for start, length in zip(starts, lengths, strict=True)]
 
 
-def share_of_an_iteration(kind: str) -> float:
-    """Of the demo's reinforcement learning: the median over its iterations."""
+def demo_iterations(rounds: int) -> dict[str, list[dict[str, float]]]:
+    """The metrics of iterations of the demo's reinforcement learning, without the export and with each kind:
+    the same training every time, in turn."""
     from rollbook.demo.files import write_files
     from rollbook.rl.settings import load_settings
     from rollbook.rl.train import train
     from rollbook.sft import settings as sft_settings
     from rollbook.sft.train import train as fine_tune
 
+    exports = {"off": "false", "jsonl": "{format: jsonl}", "parquet": "{format: parquet}"}
+    found: dict[str, list[dict[str, float]]] = {kind: [] for kind in exports}
     with tempfile.TemporaryDirectory() as name:
         before = Path.cwd()
         os.chdir(name)
@@ -207,19 +211,23 @@ def share_of_an_iteration(kind: str) -> float:
             write_files(Path())
             fine_tune(sft_settings.load_settings(Path("sft.yaml")), log=lambda _: None)
             model = next(Path("artifacts").rglob("checkpoint-250"))
-            words = [
-                "model.from=null",
-                f"model.path={model}",
-                "iterations=12",
-                "evals=[]",
-                f"trainer={{experimental: {{token_export: {{format: {kind}}}}}}}",
-            ]
-            settings = load_settings(Path("rl.yaml"), words)
-            train(settings, log=lambda _: None)
-            lines = [json.loads(line) for line in (Path(settings.log_path) / "metrics.jsonl").open()]
+            for number in range(rounds):
+                for kind, export in exports.items():
+                    words = [
+                        "model.from=null",
+                        f"model.path={model}",
+                        "iterations=12",
+                        "evals=[]",
+                        f"log_path=runs/{kind}-{number}",
+                        f"trainer={{experimental: {{token_export: {export}}}}}",
+                    ]
+                    settings = load_settings(Path("rl.yaml"), words)
+                    train(settings, log=lambda _: None)
+                    lines = (Path(settings.log_path) / "metrics.jsonl").read_text().splitlines()
+                    found[kind] += [json.loads(line) for line in lines[2:11]]  # warm, and before the end
         finally:
             os.chdir(before)
-    return statistics.median(line["time/token_export"] / line["time/total"] for line in lines[2:11])
+    return found
 
 
 def main() -> None:
@@ -248,7 +256,13 @@ def main() -> None:
                 runs.append(run)
     speed = {side: statistics.median(tokens / run["seconds"] for run in runs) for side, runs in found.items()}
     size = {side: runs[0]["bytes"] / tokens for side, runs in found.items()}
-    shares = {kind: share_of_an_iteration(kind) for kind in ("jsonl", "parquet")}
+    iterations = demo_iterations(min(3, given.rounds))
+    whole = {kind: statistics.median(one["time/total"] for one in own) for kind, own in iterations.items()}
+    shares = {
+        kind: statistics.median(one["time/token_export"] / one["time/total"] for one in own)
+        for kind, own in iterations.items()
+        if kind != "off"
+    }
     rows = []
     for side, label, wanted, most in (
         ("peer", "value by value, json.dumps, open-append", 0, None),
@@ -263,6 +277,7 @@ def main() -> None:
         if most:
             goals.append(f"at most {most} bytes: {'met' if size[side] <= most else 'missed'}")
         share = f"{shares[side]:.1%}" if side in shares else ""
+        seconds = f"{whole[side]:.3f} s ({whole[side] / whole['off'] - 1:+.1%})" if side in shares else ""
         in_loop = statistics.median(run.get("in_loop", 0.0) for run in found[side])
         held = f"{in_loop * 1e9 / tokens:.0f} ns" if in_loop else ""
         rows.append(
@@ -273,6 +288,7 @@ def main() -> None:
                 f"{size[side]:.1f}",
                 held,
                 share,
+                seconds,
                 "; ".join(goals),
             ]
         )
@@ -283,6 +299,7 @@ def main() -> None:
         "bytes/token",
         "in the loop, per token",
         "of a demo iteration",
+        "that iteration",
         "goals",
     ]
     table = markdown_table(header, rows)
@@ -292,7 +309,9 @@ def main() -> None:
         f"{provenance(versions, given.rounds)}\n\n{table}\n\n"
         f"{SEQUENCES} sequences of {LENGTH:,} tokens. Ours is timed until all of it is on the disk and in "
         "the manifest, and writes more: the text, the place of each token, and the keys that join a record "
-        "with its rollout. *In the loop*: how long the training waits for what is handed over.\n"
+        "with its rollout. *In the loop*: how long the training waits for what is handed over. *That "
+        f"iteration*: the median of {len(iterations['off'])} iterations with the export on, beside "
+        f"{whole['off']:.3f} s of as many of the same training with it off.\n"
     )
     print(body)
     if not given.dry:

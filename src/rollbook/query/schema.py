@@ -42,6 +42,7 @@ MEANINGS = {
     "tokens": "a token of a training row, from the token export; without one of a sampled row",
     "checkpoints": "a saved checkpoint",
     "failures": "a rollout that failed",
+    "history": "a run of artifacts/index.yaml, whatever its kind",
 }
 
 COLUMNS: dict[str, tuple[Column, ...]] = {
@@ -172,6 +173,30 @@ message VARCHAR what it said
 http_status BIGINT of the answer, if there was one
 attempts JSON what was tried
 failed_at TIMESTAMP UTC
+"""
+        + _FILE
+    ),
+    "history": _columns(
+        """
+run VARCHAR the id in the history
+name VARCHAR as it was called
+kind VARCHAR rl, sft, collect, run, ...
+status VARCHAR running, completed, failed, interrupted or lost
+started_at TIMESTAMP UTC
+completed_at TIMESTAMP UTC
+duration_s DOUBLE how long it took
+exit_code BIGINT 128 + n for a process that died of signal n
+reason VARCHAR why it ended as it did
+host VARCHAR where it ran
+user VARCHAR who started it
+output_dir VARCHAR what it wrote, relative to the directory that holds artifacts/
+checkpoint JSON path and step of the last one
+metrics JSON its last metrics
+git JSON sha, dirty, branch
+error JSON type and message
+command JSON as it was typed
+notes JSON what people noted on it
+row JSON the whole record
 """
         + _FILE
     ),

@@ -22,16 +22,15 @@ from rollbook.errors import RollbookError, UsageError
 from rollbook.query.bad_lines import check_lines, check_rows
 from rollbook.query.compressed import check_is_whole
 from rollbook.query.connection import MEMORY, Kept, Watch, interruptible, lock, open_connection
-from rollbook.query.guard import parsed
-from rollbook.query.named_columns import named_columns
-from rollbook.query.reading import Reader, ends_in_the_middle
+from rollbook.query.guard import checked
 from rollbook.query.rows import MACROS as ROW_MACROS
 from rollbook.query.rows import TASK_OF, add_function
-from rollbook.query.runs import row_of
+from rollbook.query.runs import history_rows, row_of
+from rollbook.query.scan import MACROS as SCAN_MACROS
+from rollbook.query.scan import Scan, ends_in_the_middle
 from rollbook.query.schema import COLUMNS, VIEWS
 from rollbook.query.sql import quoted
 from rollbook.query.suggest import explain_error
-from rollbook.query.task_names import begins_without_names, is_mark
 from rollbook.query.views import MACROS, OWNERS, Wanted, view_sql
 from rollbook.records.field_paths import FieldPath
 from rollbook.runs.resolve import DataFile, Role, Sources, find_sources
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
 _LARGEST_OBJECT, _LARGEST_EVER = 16 << 20, 1 << 30
 _RETRIES = 8
-_MANY_FILES = 200  # from which it pays to read only the columns that a query names
 _BATCH = 1000
 _READS: dict[str, tuple[Role, ...]] = {
     "runs": (),
@@ -54,6 +52,7 @@ _READS: dict[str, tuple[Role, ...]] = {
     "tokens": (),  # not DuckDB's to read: see token_table
     "checkpoints": (Role.CHECKPOINTS,),
     "failures": (Role.SUMMARIES, Role.FAILURES),
+    "history": (),
 }
 _IN_FILE = re.compile(r'in file "(.*?)", (?:at byte \d+ )?in line \d+')
 _Result = TypeVar("_Result")
@@ -64,16 +63,6 @@ class Answer(NamedTuple):
     types: list[str]
     batches: Iterator[list[tuple[Any, ...]]]
     connection: duckdb.DuckDBPyConnection
-
-
-class SeenTooLateError(RollbookError):
-    """Asked again, the session knows of the rows without a name; but part of the result is out."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "some rows name their task and others do not, which was seen in the middle of the result; "
-            "add ORDER BY ALL to the query, or -o FILE"
-        )
 
 
 class Session:
@@ -96,9 +85,6 @@ class Session:
         self._memory, self._scratch, self._watch = memory, scratch, watch
         self._values, self._numbered = values, numbered
         self._unfinished: set[Path] = set()
-        self._unnamed: set[Path] = set()
-        self._looked_into: set[Path] = set()
-        self._checked: set[Path] = set()
         self._largest_object = _LARGEST_OBJECT
         self._tokens: TokenTable | None = None
 
@@ -124,16 +110,7 @@ class Session:
         """The rows as Arrow's batches, with their types."""
         connection, schema, batches = self._persist(sql, _arrow)
         with contextlib.closing(connection):
-            yield schema, iter(lambda: interruptible(connection, lambda: self._next(batches)), None)
-
-    def _next(self, batches: Iterator[pyarrow.RecordBatch]) -> pyarrow.RecordBatch | None:
-        try:
-            return next(batches, None)
-        except OSError as error:  # Arrow's, with what DuckDB said
-            if is_mark(error):
-                self._read_all_by_record()
-                raise SeenTooLateError from error
-            raise
+            yield schema, iter(lambda: interruptible(connection, lambda: next(batches, None)), None)
 
     def columns(self, view: str) -> list[tuple[str, str]]:
         """The names and types of a view over these files."""
@@ -141,9 +118,11 @@ class Session:
         return [(row[0], row[1]) for batch in answer.batches for row in batch]
 
     def _persist(self, sql: str, act: Callable[[duckdb.DuckDBPyConnection, str], _Result]) -> _Result:
-        sql, tree = parsed(sql)
+        sql = checked(sql)
+        self._unfinished = set()  # each time anew: a writer may have gone on, or made a mess of it
+        self._look_for_unfinished(self.files(sql))
         for _ in range(_RETRIES):
-            connection = self._connect(sql, named_columns(tree))
+            connection = self._connect(sql)
             try:
                 work = lambda: act(connection, sql)  # noqa: B023, E731 - called at once
                 return interruptible(connection, work, self._watch)
@@ -172,29 +151,28 @@ class Session:
                 batch = interruptible(connection, lambda: connection.fetchmany(_BATCH))
             except (duckdb.Error, RuntimeError) as error:
                 self._learn(error)
-                if is_mark(error):
-                    raise SeenTooLateError from error
                 raise RollbookError("a file changed while it was read; try again") from error
 
-    def _connect(self, sql: str, names: frozenset[str] | None = None) -> duckdb.DuckDBPyConnection:
-        views = [name for name in VIEWS if re.search(rf"\b{name}\b", sql, re.IGNORECASE)] or list(VIEWS)
-        roles = {role for name in views for role in _READS[name]}
-        files = self.sources.of(*roles)
-        self._look_for_unfinished(files)
-        unnamed = self._look_for_unnamed(files) if names is None or "task_id" in names else frozenset()
-        reader = Reader(frozenset(self._unfinished), self._largest_object)
+    def files(self, sql: str) -> list[DataFile]:
+        """The files that a query can read."""
+        return self.sources.of(*(role for name in _views_in(sql) for role in _READS[name]))
+
+    def _connect(self, sql: str) -> duckdb.DuckDBPyConnection:
+        views, files = _views_in(sql), self.files(sql)
+        scan = Scan(frozenset(self._unfinished), self._largest_object)
         with_row = re.search(r"\brow\b", sql, re.IGNORECASE) is not None
-        kept = names if len(files) > _MANY_FILES else None
         in_order = any(file.end is not None for file in files)
-        wanted = Wanted(self.sources, reader, with_row, kept, unnamed, in_order, self._values, self._numbered)
+        wanted = Wanted(self.sources, scan, with_row, in_order, self._values, self._numbered)
         connection = open_connection(self._memory, self._scratch)
         try:
             add_function(connection)
-            connection.execute(MACROS + ROW_MACROS)
+            connection.execute(SCAN_MACROS + ROW_MACROS + MACROS)
             _add_owners(connection, files)
             for name in views:
                 if name == "runs":
-                    _add_runs(connection, map(row_of, self.sources.owners))
+                    _add_table(connection, name, map(row_of, self.sources.owners))
+                elif name == "history":
+                    _add_table(connection, name, history_rows(self.sources.histories))
                 elif name == "tokens":
                     self._add_tokens(connection)
                 else:
@@ -213,25 +191,13 @@ class Session:
 
     def _look_for_unfinished(self, files: Iterable[DataFile]) -> None:
         for file in files:
-            if file.path in self._checked or file.is_parquet:
+            if file.is_parquet:
                 continue
-            self._checked.add(file.path)
             if not file.is_plain:
                 check_is_whole(file.path)
             elif file.end is None and ends_in_the_middle(file.path):
                 check_lines(file)
                 self._unfinished.add(file.path)
-
-    def _look_for_unnamed(self, files: Iterable[DataFile]) -> frozenset[Path]:
-        for file in files:
-            if file.role is Role.ROWS and file.path not in self._looked_into:
-                self._looked_into.add(file.path)
-                if begins_without_names(file):
-                    self._unnamed.add(file.path)
-        return frozenset(self._unnamed)
-
-    def _read_all_by_record(self) -> None:
-        self._unnamed.update(file.path for file in self.sources.of(Role.ROWS))
 
     def _learn(self, error: Exception) -> None:
         """Raise what a person should read, or return after a change that makes another try worth while."""
@@ -242,9 +208,6 @@ class Session:
             if "interrupted" in text:
                 raise KeyboardInterrupt from error
             raise error
-        if is_mark(error):
-            self._read_all_by_record()
-            return
         if "maximum_object_size" in text and self._largest_object < _LARGEST_EVER:
             self._largest_object *= 4
             return
@@ -267,9 +230,11 @@ class Session:
         if file is None or not file.is_plain or path in self._unfinished:
             raise RollbookError(str(error).split("\n\n")[0]) from error
         check_lines(file)
-        if "transform error" in str(error):
-            raise RollbookError(str(error).split("\n")[0]) from error
         self._unfinished.add(path)  # a line was being written when DuckDB came to it
+
+
+def _views_in(sql: str) -> list[str]:
+    return [name for name in VIEWS if re.search(rf"\b{name}\b", sql, re.IGNORECASE)] or list(VIEWS)
 
 
 def _executed(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyRelation:
@@ -300,14 +265,14 @@ def _add_owners(connection: duckdb.DuckDBPyConnection, files: list[DataFile]) ->
         connection.execute(f"INSERT INTO {OWNERS} SELECT unnest(?), unnest(?), unnest(?::VARCHAR[])", values)
 
 
-def _add_runs(connection: duckdb.DuckDBPyConnection, runs: Iterable[dict[str, Any]]) -> None:
-    columns = COLUMNS["runs"]
+def _add_table(connection: duckdb.DuckDBPyConnection, name: str, rows: Iterable[dict[str, Any]]) -> None:
+    columns = COLUMNS[name]
     declared = ", ".join(f"{quoted(column.name)} {column.type}" for column in columns)
-    connection.execute(f"CREATE TABLE runs ({declared})")
+    connection.execute(f"CREATE TABLE {name} ({declared})")
     places = ", ".join("_utc(?)" if column.type == "TIMESTAMP" else "?" for column in columns)
-    for run in runs:
-        values = [run.get(column.name) for column in columns]
-        connection.execute(f"INSERT INTO runs VALUES ({places})", values)
+    for row in rows:
+        values = [row.get(column.name) for column in columns]
+        connection.execute(f"INSERT INTO {name} VALUES ({places})", values)
 
 
 def _first_line(error: duckdb.Error) -> str:

@@ -107,7 +107,8 @@ def test_sql_inside_a_function_is_not_run(run: Path) -> None:
 
 def test_the_lock_holds_without_the_check(run: Path) -> None:
     """The second line of defence: what a check of the text might miss, the connection refuses."""
-    connection = Session([run])._connect("select * from metrics")
+    session, sql = Session([run]), "select * from metrics"
+    connection, _ = session._connect(sql, session.files(sql), with_names=False)
     for sql in (
         "select * from read_csv('/etc/passwd')",
         f"select * from read_text('{run}/config.json')",

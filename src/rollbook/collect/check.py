@@ -19,7 +19,7 @@ from rollbook.collect.rollout import Rollouts, rollouts_here
 from rollbook.collect.settings import CollectSettings
 from rollbook.envs.agents import describe_agent
 from rollbook.errors import UsageError
-from rollbook.records.row_keys import KEY
+from rollbook.records.identity import KEY
 
 
 class Checked(NamedTuple):

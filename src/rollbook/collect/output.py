@@ -22,8 +22,8 @@ from rollbook.collect.input import Flags, Input, Places, hash_of
 from rollbook.collect.progress import Totals
 from rollbook.errors import BadFileError, BadLineError, WriteError
 from rollbook.records.atomic import replacing
+from rollbook.records.identity import KEY, split_key
 from rollbook.records.jsonl import Line, check_line, read_blocks
-from rollbook.records.row_keys import KEY, parted
 from rollbook.rollouts.usage import clamp_tokens
 
 _BUFFER = 1 << 20
@@ -59,7 +59,7 @@ class Lines:
         self.input_tokens, self.output_tokens = array("q"), array("q")
 
     def add(self, row: _Row, end: int) -> None:
-        task, repeat = parted(row.key)
+        task, repeat = split_key(row.key)
         usage = (row.response and row.response.usage) or _NO_USAGE
         self.tasks.append(hash_of(task))
         self.repeats.append(-1 if repeat is None else repeat)

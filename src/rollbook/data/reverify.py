@@ -16,8 +16,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from rollbook.data.job import DataJob
 from rollbook.data.progress import NO_PROGRESS, Progress
 from rollbook.data.rollouts import reward_of, stored_reply
@@ -26,7 +24,8 @@ from rollbook.envs.source import EnvironmentSource
 from rollbook.errors import RollbookError, UsageError
 from rollbook.policies.conversion import text_of, to_chat
 from rollbook.records.datasets import DataManifest
-from rollbook.records.row_keys import KEY, METRICS, STEPS, repeat_of, task_of
+from rollbook.records.identity import KEY, METRICS, STEPS, repeat_of, task_id
+from rollbook.records.plain import encode_exactly
 from rollbook.records.rows import Row
 from rollbook.rollouts.types import Completion, Episode, FailureKind, Message, Request, RolloutFailure, Task
 
@@ -92,7 +91,7 @@ async def _grade_all(job: DataJob, source: EnvironmentSource, changes: _Changes)
                 changes.fail(outcome)
             else:
                 _take_over(value, outcome, job, changes)
-            job.write(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
+            job.write(encode_exactly(value))
 
 
 async def _grade(row: Row, source: EnvironmentSource) -> tuple[dict[str, Any], Episode | RolloutFailure]:
@@ -104,7 +103,7 @@ async def _grade(row: Row, source: EnvironmentSource) -> tuple[dict[str, Any], E
     try:
         params = value["responses_create_params"]
         task = Task(
-            id=task_of(value),
+            id=task_id(value),
             row=value,
             messages=to_chat(params["input"], params.get("instructions")),
             tools=params.get("tools") or [],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 import duckdb
@@ -67,6 +68,20 @@ def parsed(sql: str) -> tuple[str, Any]:
             "(PIVOT needs the values: ON x IN (...)); write results with -o FILE"
         )
     return statement.query, tree
+
+
+def may_name(node: Any, columns: Collection[str]) -> bool:
+    """Whether a query, as `parsed` gives it, can be about one of these columns."""
+    if isinstance(node, list):
+        return any(may_name(inner, columns) for inner in node)
+    if not isinstance(node, dict):
+        return False
+    if node.get("class") == "STAR" or node.get("ref_type") == "NATURAL":
+        return True
+    names = (node.get("column_names") or [])[-1:] + (node.get("using_columns") or [])
+    if any(name.lower() in columns for name in names):
+        return True
+    return any(may_name(inner, columns) for inner in node.values())
 
 
 def _only_reads(node: Any) -> bool:

@@ -1,47 +1,34 @@
 """What a collected row says about itself, as SQL over its JSON: who it is, what it earned, what it cost.
 
-One place for all commands: `rollbook query`, the conditions of `data filter`, and whatever chooses rows. A
-row is parsed once for all columns. One that does not say whose it is gets its name from `task_of`, by a
-function that is called for such rows only.
+One place for all commands: `rollbook query`, the conditions of `data filter`, and whatever chooses rows. The
+columns are over `task_ids.of_rows`, where a row is parsed once for all of them.
 """
 
 from __future__ import annotations
 
-import duckdb
-
 from rollbook.query.scan import Fields
+from rollbook.records.identity import ROLLOUT_INDEX
 from rollbook.records.numbers import sql_number
-from rollbook.records.record import decode_json
-from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX, task_of
 
-TASK_OF = "_rollbook_task_of"
 MACROS = f"""
 CREATE MACRO _number(value) AS nullif({sql_number("value::VARCHAR")}, 'nan'::DOUBLE);
 """
 
 
-def keys(field: Fields) -> dict[str, str]:
-    """The keys of a collected row."""
-    key = f"_string({field(KEY)})"
-    task = (
-        f"coalesce(regexp_replace({key}, '#[0-9]{{1,18}}$', ''), _name({field('task_id')}), "
-        f"'index-' || _name({field(TASK_INDEX)}), _name({field('id')}), {TASK_OF}(row::VARCHAR))"
-    )
-    repeat = (
-        f"CASE WHEN {key} IS NULL THEN _count({field(ROLLOUT_INDEX)}) "
-        f"ELSE nullif(regexp_extract({key}, '#([0-9]{{1,18}})$', 1), '')::BIGINT END"
-    )
+def keys(field: Fields, task: str) -> dict[str, str]:
+    """The keys of a collected row; `task` is what its task is shown as."""
     return {
-        "split": "NULL::VARCHAR",
-        "group_idx": f"_whole({field(TASK_INDEX)})",
-        "traj_idx": repeat,
+        "group_idx": "_task_index",
+        "traj_idx": f"CASE WHEN _key IS NULL THEN _count({field(ROLLOUT_INDEX)}) "
+        "ELSE nullif(regexp_extract(_key, '#([0-9]{1,18})$', 1), '')::BIGINT END",
         "task_id": task,
+        "task_digest": "_task_digest",
     }
 
 
-def columns(field: Fields) -> dict[str, str]:
+def columns(field: Fields, task: str) -> dict[str, str]:
     """The columns of `rollouts`."""
-    ids = keys(field)
+    ids = keys(field, task)
     stop = f"_string({field('stop_reason')})"
     cut_off = (
         f"_number({field('truncated')}) = 1",
@@ -50,7 +37,7 @@ def columns(field: Fields) -> dict[str, str]:
     )
     return {
         **ids,
-        "key": f"coalesce(_string({field(KEY)}), {ids['task_id']} || '#' || {ids['traj_idx']})",
+        "key": f"{task} || coalesce(regexp_extract(_key, '#[0-9]{{1,18}}$'), '#' || {ids['traj_idx']})",
         "status": "'ok'",
         "reward": f"_number({field('reward')})",
         "turns": f"_count({field('num_turns')})",
@@ -60,12 +47,3 @@ def columns(field: Fields) -> dict[str, str]:
         "truncated": " OR ".join(f"coalesce({condition}, false)" for condition in cut_off),
         "model": f"_string({field('response.model')})",
     }
-
-
-def add_function(connection: duckdb.DuckDBPyConnection) -> None:
-    connection.create_function(TASK_OF, _task_of_text, ["VARCHAR"], "VARCHAR")
-
-
-def _task_of_text(text: str) -> str | None:
-    row = decode_json(text.encode())
-    return task_of(row) if isinstance(row, dict) else None

@@ -30,7 +30,10 @@ iteration BIGINT the batch about to be trained on
 group_idx BIGINT the place of the problem in the batch; in a collection the row of the input
 traj_idx BIGINT the place of the trajectory in its group; in a collection the repeat
 """
-_TASK = "task_id VARCHAR the problem's own name, the same in every run\n"
+_TASK = """
+task_id VARCHAR its own id, else a digest of what it shows; <id>~<8 hex> where several tasks have one id
+task_digest VARCHAR of what the policy is shown: messages and tools
+"""
 _FILE = "file VARCHAR where the record stands\n"
 
 MEANINGS = {
@@ -131,7 +134,7 @@ message JSON as it was written
             + "attempt BIGINT the process that wrote it; 1 is the first start\n"
             + _PLACE
             + "part BIGINT the training row of the trajectory: 0, unless its conversation was rewritten\n"
-            + _TASK
+            + "task_id VARCHAR the task's own id\n"
             + """
 step_idx BIGINT the turn that sampled it; empty for tokens of prompts and tools
 token_idx BIGINT its place in the row

@@ -20,19 +20,19 @@ import duckdb
 
 from rollbook.errors import RollbookError, UsageError
 from rollbook.query.bad_lines import check_lines, check_rows
-from rollbook.query.compressed import check_is_whole
 from rollbook.query.connection import MEMORY, Kept, Watch, interruptible, lock, open_connection
-from rollbook.query.guard import checked
+from rollbook.query.guard import may_name, parsed
 from rollbook.query.rows import MACROS as ROW_MACROS
-from rollbook.query.rows import TASK_OF, add_function
 from rollbook.query.runs import history_rows, row_of
 from rollbook.query.scan import MACROS as SCAN_MACROS
 from rollbook.query.scan import Scan, ends_in_the_middle
 from rollbook.query.schema import COLUMNS, VIEWS
 from rollbook.query.sql import quoted
 from rollbook.query.suggest import explain_error
-from rollbook.query.views import MACROS, OWNERS, Wanted, view_sql
+from rollbook.query.task_ids import EMPTY, FUNCTIONS, add_functions
+from rollbook.query.views import MACROS, OWNERS, Wanted, name_tasks, view_sql
 from rollbook.records.field_paths import FieldPath
+from rollbook.records.rows import check_is_whole
 from rollbook.runs.resolve import DataFile, Role, Sources, find_sources
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ _READS: dict[str, tuple[Role, ...]] = {
     "failures": (Role.SUMMARIES, Role.FAILURES),
     "history": (),
 }
+_OF_TASKS = frozenset({"rollouts", "steps", "transcripts", "failures"})
 _IN_FILE = re.compile(r'in file "(.*?)", (?:at byte \d+ )?in line \d+')
 _Result = TypeVar("_Result")
 
@@ -74,16 +75,19 @@ class Session:
         scratch: Path | None = None,
         watch: Watch | None = None,
         values: Sequence[FieldPath] = (),
+        in_order: bool = False,
         numbered: bool = False,
     ) -> None:
         """`scratch` is where to spill what does not fit into the memory.
 
         Over `rows_of` files `rollouts` may have further columns: `values`, as JSON in v0, v1, ..., and
-        the number of the row in `_n`, for which the rows are read by one thread.
+        `numbered` the number of the row in `_n`, for which the rows are read by one thread. With `in_order`
+        rows come in the order of their files, their tasks by plain ids, with what tells these apart beside
+        them (`task_ids.TASK`).
         """
         self.sources = paths if isinstance(paths, Sources) else find_sources(paths)
         self._memory, self._scratch, self._watch = memory, scratch, watch
-        self._values, self._numbered = values, numbered
+        self._values, self._in_order, self._numbered = values, in_order, numbered
         self._unfinished: set[Path] = set()
         self._largest_object = _LARGEST_OBJECT
         self._tokens: TokenTable | None = None
@@ -118,13 +122,19 @@ class Session:
         return [(row[0], row[1]) for batch in answer.batches for row in batch]
 
     def _persist(self, sql: str, act: Callable[[duckdb.DuckDBPyConnection, str], _Result]) -> _Result:
-        sql = checked(sql)
+        sql, tree = parsed(sql)
         self._unfinished = set()  # each time anew: a writer may have gone on, or made a mess of it
-        self._look_for_unfinished(self.files(sql))
+        with_names, files = self._names_tasks(sql, tree), self.files(sql)
+        self._look_for_unfinished(files)
         for _ in range(_RETRIES):
-            connection = self._connect(sql)
+            connection, before = self._connect(sql, files, with_names)
+
+            def work() -> _Result:
+                if before:  # noqa: B023 - called at once
+                    connection.execute(before)  # noqa: B023
+                return act(connection, sql)  # noqa: B023
+
             try:
-                work = lambda: act(connection, sql)  # noqa: B023, E731 - called at once
                 return interruptible(connection, work, self._watch)
             except (duckdb.Error, RuntimeError) as error:
                 connection.close()
@@ -154,21 +164,36 @@ class Session:
                 raise RollbookError("a file changed while it was read; try again") from error
 
     def files(self, sql: str) -> list[DataFile]:
-        """The files that a query can read."""
-        return self.sources.of(*(role for name in _views_in(sql) for role in _READS[name]))
+        """The files that a query reads."""
+        roles = {role for name in _views_in(sql) for role in _READS[name]}
+        if self._names_tasks(*parsed(sql)):
+            roles |= {Role.SUMMARIES, Role.ROWS}
+        return self.sources.of(*roles)
 
-    def _connect(self, sql: str) -> duckdb.DuckDBPyConnection:
-        views, files = _views_in(sql), self.files(sql)
-        scan = Scan(frozenset(self._unfinished), self._largest_object)
-        with_row = re.search(r"\brow\b", sql, re.IGNORECASE) is not None
-        in_order = any(file.end is not None for file in files)
-        wanted = Wanted(self.sources, scan, with_row, in_order, self._values, self._numbered)
+    def _names_tasks(self, sql: str, tree: Any) -> bool:
+        """Whether it matters what tasks are shown as."""
+        is_about_tasks = not _OF_TASKS.isdisjoint(_views_in(sql)) and may_name(tree, {"task_id", "key"})
+        return is_about_tasks and not self._in_order
+
+    def _connect(
+        self, sql: str, files: list[DataFile], with_names: bool
+    ) -> tuple[duckdb.DuckDBPyConnection, str]:
+        """A connection with the views, and the statements that are to be run on it before the query."""
+        wanted = Wanted(
+            self.sources,
+            Scan(frozenset(self._unfinished), self._largest_object),
+            with_row=re.search(r"\brow\b", sql, re.IGNORECASE) is not None,
+            in_order=self._in_order,
+            values=self._values,
+            numbered=self._numbered,
+            with_names=with_names,
+        )
         connection = open_connection(self._memory, self._scratch)
         try:
-            add_function(connection)
-            connection.execute(SCAN_MACROS + ROW_MACROS + MACROS)
+            add_functions(connection)
+            connection.execute(SCAN_MACROS + ROW_MACROS + MACROS + EMPTY)
             _add_owners(connection, files)
-            for name in views:
+            for name in _views_in(sql):
                 if name == "runs":
                     _add_table(connection, name, map(row_of, self.sources.owners))
                 elif name == "history":
@@ -181,7 +206,7 @@ class Session:
         except duckdb.Error as error:
             connection.close()
             raise RollbookError(f"the files cannot be read: {_first_line(error)}") from error
-        return connection
+        return connection, name_tasks(wanted) if with_names else ""
 
     def _add_tokens(self, connection: duckdb.DuckDBPyConnection) -> None:
         from rollbook.query.token_table import TokenTable
@@ -191,11 +216,9 @@ class Session:
 
     def _look_for_unfinished(self, files: Iterable[DataFile]) -> None:
         for file in files:
-            if file.is_parquet:
-                continue
-            if not file.is_plain:
-                check_is_whole(file.path)
-            elif file.end is None and ends_in_the_middle(file.path):
+            if file.path.suffix == ".zst":
+                check_is_whole(file.path)  # DuckDB takes one that was cut short for an empty one
+            elif file.is_plain and file.end is None and ends_in_the_middle(file.path):
                 check_lines(file)
                 self._unfinished.add(file.path)
 
@@ -214,7 +237,7 @@ class Session:
         if found := _IN_FILE.search(text):
             self._find_bad_line(Path(found[1]), error)
             return
-        if isinstance(error, duckdb.IOException) or TASK_OF in text or "UDF" in text:
+        if isinstance(error, duckdb.IOException) or "UDF" in text or any(map(text.__contains__, FUNCTIONS)):
             check_rows(self.sources.files)  # DuckDB does not say which file it was
         raise explain_error(error, self._memory, self._known_columns) from error
 
@@ -239,9 +262,10 @@ def _views_in(sql: str) -> list[str]:
 
 def _executed(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyRelation:
     relation = connection.sql(sql).materialize()  # now, so that what goes wrong is said here
-    with contextlib.suppress(duckdb.Error):
-        # A relation that lives to the end of the program would hold it, and DuckDB complain of a leak.
-        connection.remove_function(TASK_OF)
+    for name in FUNCTIONS:
+        with contextlib.suppress(duckdb.Error):
+            # A relation that lives to the end of the program would hold it, and DuckDB complain of a leak.
+            connection.remove_function(name)
     return relation
 
 

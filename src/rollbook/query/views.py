@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from rollbook.query import rows
+from rollbook.query import rows, task_ids
 from rollbook.query.metric_keys import metric_columns
 from rollbook.query.scan import FILE, ROW, Fields, Scan
 from rollbook.query.schema import COLUMNS
 from rollbook.query.sql import literal, quoted
 from rollbook.records.field_paths import FieldPath, json_path
-from rollbook.records.row_keys import STEPS
+from rollbook.records.identity import STEPS
 from rollbook.runs.resolve import Role, Sources
 
 OWNERS = "_rollbook.owners"  # the table of files: _path, _run, _split
@@ -47,16 +47,36 @@ class Wanted(NamedTuple):
     in_order: bool = False  # of the rows in their files, which a join does not keep
     values: Sequence[FieldPath] = ()  # further columns of collected rows, as JSON: v0, v1, ...
     numbered: bool = False  # and the number of each, _n
+    with_names: bool = False  # of tasks, as they are told apart: see task_ids
+
+    @property
+    def task(self) -> str:
+        """What a task is shown as."""
+        return "coalesce(_shown_as, _task._id)" if self.with_names else "_task._id"
 
     def records(self, *roles: Role) -> str | None:
         files = self.sources.of(*roles)
         return self.scan.records(files) if files else None
+
+    def tasks(self, source: str) -> str:
+        """A source of `task_ids` with the names of tasks, where they are wanted."""
+        return f"{source} AS _task{task_ids.JOINED if self.with_names else ''}"
 
 
 def view_sql(name: str, wanted: Wanted) -> str:
     """The SELECT of a view."""
     branches = [branch for branch in _BRANCHES[name](wanted) if branch is not None]
     return " UNION ALL ".join(branches) if branches else _empty(name, wanted.with_row)
+
+
+def name_tasks(wanted: Wanted) -> str:
+    """Statements that find out what tasks are to be shown as."""
+    sources = []
+    if (records := wanted.records(Role.ROWS)) is not None:
+        sources.append(task_ids.of_rows(Fields(), records))
+    if (records := wanted.records(Role.SUMMARIES)) is not None:
+        sources.append(task_ids.of_records(Fields(), records))
+    return task_ids.name_tasks(sources) if sources else ""
 
 
 def _empty(name: str, with_row: bool) -> str:
@@ -87,14 +107,15 @@ def _branch(
     return f"SELECT {selected}{more} FROM {source}{owners} WHERE {where}"
 
 
-def _ids(field: Fields) -> _Values:
+def _ids(field: Fields, task: str) -> _Values:
     """The keys of a record of a run."""
     return {
         "split": f"_string({field('split')})",
         "iteration": "_iteration",
         "group_idx": f"_whole({field('group_idx')})",
         "traj_idx": f"_whole({field('traj_idx')})",
-        "task_id": f"_name({field('task_id')})",
+        "task_id": task,
+        "task_digest": "_task_digest",
     }
 
 
@@ -112,7 +133,7 @@ def _recorded_rollouts(wanted: Wanted) -> str | None:
     said = f"list_filter({metrics}, lambda key: key LIKE 'stop/%')[1][6:]"
     stop = f"coalesce(_string({field('stop_reason')}), {said})"
     values = {
-        **_ids(field),
+        **_ids(field, wanted.task),
         "status": f"coalesce(_string({field('status')}), 'ok')",
         "reward": f"_number({field('total_reward')})",
         "final_reward": f"_number({field('final_reward')})",
@@ -127,7 +148,8 @@ def _recorded_rollouts(wanted: Wanted) -> str | None:
         "metrics": f"_json({field('trajectory_metrics')})",
     }
     values["split"] = f"coalesce({values['split']}, _split)"
-    return _branch("rollouts", field.of(records), values, with_row=wanted.with_row)
+    source = wanted.tasks(task_ids.of_records(field, records))
+    return _branch("rollouts", source, values, with_row=wanted.with_row)
 
 
 def _collected_rollouts(wanted: Wanted) -> str | None:
@@ -138,16 +160,18 @@ def _collected_rollouts(wanted: Wanted) -> str | None:
     if wanted.numbered:
         records = f"(SELECT *, row_number() OVER () - 1 AS _n FROM {records})"
     field = Fields()
-    values = {**rows.columns(field), "split": "_split"}
+    values = {**rows.columns(field, wanted.task), "split": "_split"}
     more = "".join(f", {field(json_path(path))} AS v{place}" for place, path in enumerate(wanted.values))
+    source = wanted.tasks(task_ids.of_rows(field, records))
+    more += ", _n" if wanted.numbered else ""
     if not wanted.in_order:
-        return _branch("rollouts", field.of(records), values, with_row=wanted.with_row, more=more)
+        return _branch("rollouts", source, values, with_row=wanted.with_row, more=more)
     names = [literal(file.run) for file in files]
     paths = ", ".join(literal(str(file.path)) for file in files)
     run = f"map([{paths}], [{', '.join(names)}])[{FILE}]" if len(files) > 1 else names[0]
     values |= {"split": "'collect'", "run": run}
-    more += ", _n" if wanted.numbered else ""
-    return _branch("rollouts", field.of(records), values, owners="", more=more)
+    more += "".join(f", _task.{column}" for column in task_ids.TASK)
+    return _branch("rollouts", source, values, owners="", more=more)
 
 
 def _steps(wanted: Wanted) -> list[str | None]:
@@ -213,12 +237,14 @@ def _items(
     """A row for each element of a list of the records, `_item`, numbered from 1 by `_n`."""
     if (records := wanted.records(role)) is None:
         return None
-    keys = _ids(field) if role is not Role.ROWS else rows.keys(field)
+    is_row = role is Role.ROWS
+    keys = rows.keys(field, wanted.task) if is_row else _ids(field, wanted.task)
     kept = ", ".join(f"{value} AS {quoted(name)}" for name, value in keys.items())
-    listed = f"SELECT {kept}, {FILE}, {many} AS _many FROM {field.of(records)}"
+    source = (task_ids.of_rows if is_row else task_ids.of_records)(field, records)
+    listed = f"SELECT {kept}, {FILE}, {many} AS _many FROM {wanted.tasks(source)}"
     unnested = "unnest(_many) AS _item, generate_subscripts(_many, 1) AS _n"
     source = item.of(f"(SELECT * EXCLUDE (_many), {unnested} FROM ({listed}))")
-    named = {name: name for name in keys} | {"split": "coalesce(split, _split)"}
+    named = {name: name for name in keys} | {"split": "_split" if is_row else "coalesce(split, _split)"}
     return _branch(view, source, {**named, **values})
 
 
@@ -240,15 +266,16 @@ def _failures(wanted: Wanted) -> list[str | None]:
     branches: list[str | None] = []
     if (records := wanted.records(Role.SUMMARIES)) is not None:
         field = Fields()
-        error, ids = f"_string({field('error')})", _ids(field)
+        error, ids = f"_string({field('error')})", _ids(field, wanted.task)
         values = {**ids, "kind": f"split_part({error}, ':', 1)", "message": error}
         values["split"] = f"coalesce({ids['split']}, _split)"
         failed = f"_string({field('status')}) = 'error'"
-        branches.append(_branch("failures", field.of(records), values, where=failed))
+        source = wanted.tasks(task_ids.of_records(field, records))
+        branches.append(_branch("failures", source, values, where=failed))
     if (records := wanted.records(Role.FAILURES)) is not None:
         field = Fields()
         values = {
-            **rows.keys(field),
+            **rows.keys(field, wanted.task),
             "split": "_split",
             "kind": f"_string({field('kind')})",
             "message": f"_string({field('message')})",
@@ -256,7 +283,8 @@ def _failures(wanted: Wanted) -> list[str | None]:
             "attempts": field("attempts"),
             "failed_at": f"_utc(_string({field('failed_at')}))",
         }
-        branches.append(_branch("failures", field.of(records), values))
+        source = wanted.tasks(task_ids.of_rows(field, records))
+        branches.append(_branch("failures", source, values))
     return branches
 
 

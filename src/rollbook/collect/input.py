@@ -118,6 +118,7 @@ class Input:
         self.size, self.sha256 = 0, ""
         self.foreign_agents: set[str] = set()  # named by rows, and not in the config
         self.hashes: Hashes = np.empty(0, dtype=np.uint64)
+        self.with_digests = True  # in the lines of the output
         self.sharing: list[str] = []  # names of rows that share their id with another task
         self._renamed: dict[int, str] = {}  # rows that are told apart from an earlier one
         self._name_of: Callable[[bytes], str] = _name
@@ -139,7 +140,7 @@ class Input:
                 name = self._task_id(row, line)
                 for repeat in range(repeats):
                     if done is None or not done[row, repeat]:
-                        yield Item(row, repeat, name, line)
+                        yield Item(row, repeat, name, line, self.with_digests)
 
     def find(self, wanted: Hashes) -> Places:
         """The row of each id, given by its hash; -1 where the input has no row of that id.

@@ -135,7 +135,7 @@ class Results:
             KEY: rollout_key(item.task_id, item.repeat),
             TASK_INDEX: row.get(TASK_INDEX, item.row),  # as in a result's line
             ROLLOUT_INDEX: item.repeat,
-            DIGEST: task_digest(row),
+            DIGEST: task_digest(row) if item.with_digest else None,
             "kind": kept.kind,
             "message": kept.message,
             "status": kept.status,

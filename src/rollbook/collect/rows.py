@@ -42,7 +42,7 @@ _decode = msgspec.json.Decoder().decode
 
 def make_task(item: Item, overrides: Mapping[str, Any], *, add_seed: bool) -> Task:
     row = _decode(item.line)
-    digest = task_digest(row)
+    digest = task_digest(row) if item.with_digest else None
     params = row["responses_create_params"]
     if overrides:
         params = row["responses_create_params"] = {**params, **overrides}
@@ -67,7 +67,7 @@ def output_line(item: Item, task: Task, episode: Episode) -> bytes:
         TASK_INDEX: row.get(TASK_INDEX, item.row),
         ROLLOUT_INDEX: item.repeat,
         "reward": episode.reward,
-        DIGEST: task.digest,
+        **({} if task.digest is None else {DIGEST: task.digest}),
         "responses_create_params": _params_seen(task, episode),
         "response": episode.response or _response(task, episode),
     }

@@ -42,13 +42,8 @@ def check_expression(text: str) -> None:
         raise UsageError(f"{text!r} is not a condition; write it as after WHERE in SQL")
 
 
-def checked(sql: str) -> str:
-    """The one statement of a query, which must only read."""
-    return parsed(sql)[0]
-
-
 def parsed(sql: str) -> tuple[str, Any]:
-    """The same with what it is made of."""
+    """The one statement of a query, which must only read, and what it is made of."""
     with duckdb.connect() as connection:
         try:
             statements = connection.extract_statements(sql)

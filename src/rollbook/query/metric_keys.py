@@ -14,6 +14,7 @@ import orjson
 
 from rollbook.query.scan import ROW
 from rollbook.query.sql import literal, quoted
+from rollbook.records.field_paths import json_path
 from rollbook.records.jsonl import read_lines
 from rollbook.records.metrics import ALIASES
 from rollbook.records.record import NONFINITE, decode_line
@@ -33,7 +34,7 @@ class MetricColumns:
     def value_of(self, key: str) -> str:
         if key in self.fields:
             return f"_line.{quoted(key)}"
-        return f"({ROW}->>{literal(_pointer(key))})::{self.types[key]}"
+        return f"({ROW}->>{literal(json_path([key]))})::{self.types[key]}"
 
     def of(self, records: str) -> str:
         """A FROM clause with the values of the lines, as the struct `_line`."""
@@ -84,10 +85,6 @@ def _free_name(key: str, taken: set[str]) -> str:
         name += "_"
     taken.add(name.lower())
     return name
-
-
-def _pointer(key: str) -> str:
-    return "/" + key.replace("~", "~0").replace("/", "~1")
 
 
 def _documented(types: dict[str, str]) -> list[tuple[str, str]]:

@@ -323,7 +323,7 @@ with rollbook.Run('out') as run:
     assert "checkpoints/000002 is passed over: " in said and "000001 (step 1)" in said
     assert "out/checkpoints/000001" in (shell.directory / "config.yaml").read_text()
     weights.write_text("w")
-    checkpoint = shell.json("status")["standing"]["checkpoint"]
+    checkpoint = shell.json("status")["progress"]["checkpoint"]
     assert not checkpoint["complete"] and "weights has 1 bytes instead of 7" in checkpoint["problem"]
 
 

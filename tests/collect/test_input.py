@@ -13,7 +13,7 @@ import pytest
 from collecting import config, keys, row, run, small_input, write_rows
 from rollbook.collect.input import Agents, Input, read_input
 from rollbook.errors import BadFileError, UsageError
-from rollbook.records.row_keys import content_id
+from rollbook.records.identity import content_id
 
 
 def ids(found: Input) -> list[str]:

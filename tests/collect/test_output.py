@@ -18,8 +18,8 @@ from rollbook.collect import collect as collector
 from rollbook.collect.input import Input, read_input
 from rollbook.collect.output import Found, find_done, put_in_order, verify
 from rollbook.errors import BadLineError, Interrupted, LockedError
+from rollbook.records.identity import rollout_key
 from rollbook.records.locks import FileLock
-from rollbook.records.row_keys import key_of
 
 
 class Files:
@@ -138,7 +138,8 @@ def test_keys_of_any_text_are_found_again(names: list[str], repeats: int, tmp_pa
     output = tmp_path / "out.jsonl"
     wanted = [(number, repeat) for number in range(len(names)) for repeat in range(repeats)][::2]
     lines = [
-        orjson.dumps({"_rb_key": key_of(names[number], repeat), "text": "}\n"}) for number, repeat in wanted
+        orjson.dumps({"_rb_key": rollout_key(names[number], repeat), "text": "}\n"})
+        for number, repeat in wanted
     ]
     output.write_bytes(b"".join(line + b"\n" for line in lines))
     found = find_done(output, rows, repeats)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rollbook.cli.main import main
 from rollbook.data.split import split
 from rollbook.errors import BadLineError, UsageError, WriteError
-from rollbook.records.row_keys import task_of
+from rollbook.records.identity import task_id
 from rollbook.records.rows import read_rows
 
 
@@ -42,7 +42,7 @@ def test_shares_are_exact_over_tasks_and_repeats_stay_together(tmp_path: Path) -
     source = write(tmp_path / "all.jsonl", rows)
     manifest = split([source], {"train": 0.7, "val.jsonl.zst": 0.2, "test": 0.1}, tmp_path / "out", seed=7)
     parts = parts_of(tmp_path / "out", "train.jsonl", "val.jsonl.zst", "test.jsonl")
-    tasks = [{task_of(row) for row in part} for part in parts]
+    tasks = [{task_id(row) for row in part} for part in parts]
     assert [len(part) for part in tasks] == [71, 20, 10]
     assert len(set.union(*tasks)) == 101
     assert [len(part) for part in parts] == [284, 80, 40]
@@ -59,7 +59,7 @@ def test_a_task_stays_in_its_part_whatever_the_order_of_rows(tmp_path: Path) -> 
     split([write(tmp_path / "b.jsonl", rows[::-1])], {"x": 0.5, "y": 0.5}, tmp_path / "b", seed=3)
     split([tmp_path / "a.jsonl"], {"x": 0.5, "y": 0.5}, tmp_path / "c", seed=3)
     split([tmp_path / "a.jsonl"], {"x": 0.5, "y": 0.5}, tmp_path / "d", seed=4)
-    tasks = {name: {task_of(row) for row in parts_of(tmp_path / name, "x.jsonl")[0]} for name in "abd"}
+    tasks = {name: {task_id(row) for row in parts_of(tmp_path / name, "x.jsonl")[0]} for name in "abd"}
     assert tasks["a"] == tasks["b"] != tasks["d"]
     assert (tmp_path / "a/x.jsonl").read_bytes() == (tmp_path / "c/x.jsonl").read_bytes()
 
@@ -69,7 +69,7 @@ def test_every_task_is_as_likely_as_any_other(tmp_path: Path) -> None:
     drawn: Counter[str] = Counter()
     for seed in range(80):
         split([source], {"a": 0.25, "b": 0.75}, tmp_path / "out", seed=seed, overwrite=True)
-        drawn.update(task_of(row) for row in parts_of(tmp_path / "out", "a.jsonl")[0])
+        drawn.update(task_id(row) for row in parts_of(tmp_path / "out", "a.jsonl")[0])
     assert sum(drawn.values()) == 400
     chi_square = sum((drawn[f"t{task}"] - 20) ** 2 / (20 * 0.75) for task in range(20)) * 19 / 20
     assert chi_square < 43.8  # the 99.9 % point of 19 degrees of freedom; the seeds are fixed

@@ -18,7 +18,7 @@ from rollbook.data.coverage import planned_by
 from rollbook.data.merge import Duplicates, merge
 from rollbook.data.sample import sample
 from rollbook.errors import BadFileError, BadLineError, UsageError
-from rollbook.records.row_keys import content_id
+from rollbook.records.identity import content_id, task_id
 from rollbook.records.rows import read_rows
 
 
@@ -172,10 +172,13 @@ def test_many_duplicates_are_summed_up(tmp_path: Path) -> None:
         merge([a, b], tmp_path / "out.jsonl")
 
 
-def test_rows_of_other_collectors_are_known_by_their_indices(tmp_path: Path) -> None:
+def test_rows_of_other_collectors_are_known_by_what_they_show(tmp_path: Path) -> None:
     foreign = [{"_ng_task_index": task, "_ng_rollout_index": 0, "reward": 0.5} for task in range(3)]
     a, b = write(tmp_path / "a.jsonl", foreign), write(tmp_path / "b.jsonl", foreign[1:2])
-    twice = r"b\.jsonl:1: duplicate key 'index-1#0', first seen at .*a\.jsonl:2"
+    assert merge([a, b], tmp_path / "other.jsonl").rows_out == 4  # an index means something in its file only
+    asked = [{**row, "prompt": f"question {row['_ng_task_index']}"} for row in foreign]
+    a, b = write(tmp_path / "a.jsonl", asked), write(tmp_path / "b.jsonl", asked[1:2])
+    twice = rf"b\.jsonl:1: duplicate key '{task_id(asked[1])}#0', first seen at .*a\.jsonl:2"
     with pytest.raises(BadLineError, match=twice):
         merge([a, b], tmp_path / "out.jsonl")
     c = write(tmp_path / "c.jsonl", [{"text": "no key"}, {"text": "no key"}])
@@ -265,7 +268,7 @@ def test_coverage_and_order_from_a_list_of_tasks(tmp_path: Path) -> None:
     assert keys(tmp_path / "as_they_come.jsonl")[:3] == ["t0#1", "t1#0", "t8#0"]
 
 
-def test_tasks_without_names_are_known_by_content_or_index(tmp_path: Path) -> None:
+def test_tasks_without_names_are_known_by_what_they_show(tmp_path: Path) -> None:
     unnamed = [{"responses_create_params": {"input": text}} for text in ("a", "b", "a")]
     tasks = write(tmp_path / "tasks.jsonl", unnamed)
     names = [content_id(task) for task in unnamed]
@@ -273,7 +276,7 @@ def test_tasks_without_names_are_known_by_content_or_index(tmp_path: Path) -> No
     manifest = merge([write(tmp_path / "a.jsonl", ours)], tmp_path / "out.jsonl", tasks=tasks, ordered=True)
     assert manifest.coverage == {"expected": 3, "ok": 3, "missing": 0}
     assert keys(tmp_path / "out.jsonl") == [f"{names[0]}#0", f"{names[1]}#0", f"{names[0]}~2#0"]
-    foreign = [{"_ng_task_index": index, "_ng_rollout_index": 0} for index in (2, 0)]
+    foreign = [{"_ng_task_index": index, "_ng_rollout_index": 0, **unnamed[index]} for index in (2, 0)]
     manifest = merge([write(tmp_path / "b.jsonl", foreign)], tmp_path / "foreign.jsonl", tasks=tasks)
     assert manifest.coverage == {"expected": 3, "ok": 2, "missing": 1}
 

@@ -76,7 +76,7 @@ def test_what_cannot_be_paired_is_counted(tmp_path: Path) -> None:
     manifest = pairs([source], tmp_path / "p.jsonl")
     assert [pair["task_id"] for pair in read(tmp_path / "p.jsonl")] == ["good"]
     assert manifest.counts == {
-        "tasks": 6, "tasks_with_two_rewards": 5, "pairs_found": 1, "tasks_with_several_prompts": 1,
+        "tasks": 7, "tasks_with_two_rewards": 4, "pairs_found": 1,
         "repeated_replies": 1, "nothing_answered": 1, "without_reward": 1, "truncated": 1,
     }  # fmt: skip
     pairs([source], tmp_path / "q.jsonl", keep_truncated=True)
@@ -91,7 +91,10 @@ def test_each_prompt_of_a_task_has_pairs_of_its_own(tmp_path: Path) -> None:
     assert [pair["prompt"][0]["content"] for pair in made] == ["A", "B"]
     assert [pair["chosen"][0]["content"] for pair in made] == ["t by try 0", "t by try 1"]
     assert [pair["rejected"][0]["content"] for pair in made] == ["t by try 2", "t by try 3"]
-    assert pairs([source], tmp_path / "one.jsonl").rows_out == 1
+    assert len({pair["task_id"] for pair in made}) == 1  # two tasks that share an id
+    for row in rows:  # one task, whose environment showed two prompts
+        row["_rb_task_digest"] = "0" * 32
+    assert pairs([write_rows(tmp_path / "s.jsonl", rows)], tmp_path / "one.jsonl").rows_out == 1
 
 
 def test_other_tools_are_another_prompt(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_rows_are_numbered_in_the_order_of_the_files(tmp_path: Path) -> None:
 def test_the_columns_of_rollouts_keep_the_order_of_rows(tmp_path: Path) -> None:
     """A join would not; DuckDB makes one of `in` with a list of more than a few values."""
     (path, *_) = shards(tmp_path)
-    session = Session(rows_of({path: path.stat().st_size}), values=[["reward"]])
+    session = Session(rows_of({path: path.stat().st_size}), values=[["reward"]], in_order=True)
     plan = str(list(session.run("explain select * from rollouts").batches))
     assert "JSON" in plan.upper() and "JOIN" not in plan.upper()
 

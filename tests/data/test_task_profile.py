@@ -15,7 +15,7 @@ from rollbook.cli.main import main
 from rollbook.data.profile import Band, pass_at_k, profile
 from rollbook.data.rl import rl
 from rollbook.errors import UsageError
-from rollbook.records.row_keys import content_id
+from rollbook.records.identity import content_id, task_id
 from rollout_rows import read, rollout, write_rows
 
 
@@ -79,13 +79,13 @@ def test_a_band_is_a_curriculum(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "r.jsonl", rows)
     tasks = write_rows(
         tmp_path / "tasks.jsonl",
-        [{"id": name, "question": f"?{name}"} for name in ("hard", "mid", "easy", "new")],
+        [{"id": name, "question": f"Do {name}."} for name in ("hard", "mid", "easy", "new")],
     )
     manifest = rl([source], tmp_path / "rl.jsonl", tasks=tasks, band=Band.parse("0.1..0.9"))
     assert read(tmp_path / "rl.jsonl") == [
         {
             "id": "mid",
-            "question": "?mid",
+            "question": "Do mid.",
             "task_id": "mid",
             "pass_rate": 0.5,
             "num_rollouts": 4,
@@ -104,10 +104,17 @@ def test_a_band_is_a_curriculum(tmp_path: Path) -> None:
     assert not (tmp_path / "no.jsonl").exists()
 
 
-def test_pass_rates_go_to_the_tasks_by_their_own_numbers(tmp_path: Path) -> None:
+def test_pass_rates_go_to_the_tasks_by_what_they_show(tmp_path: Path) -> None:
+    """Whatever the index in another file."""
+    asked = {"easy": [{"role": "user", "content": "easy", "type": "message"}], "hard": "hard"}
     rows = [
-        {"_ng_task_index": index, "_ng_rollout_index": 0, "reward": reward}
-        for index, reward in ((0, 1), (1, 0))
+        {
+            "_ng_task_index": index,
+            "_ng_rollout_index": 0,
+            "reward": reward,
+            "responses_create_params": {"input": asked[name], "tools": []},
+        }
+        for index, name, reward in ((1, "easy", 1), (0, "hard", 0))
     ]
     tasks = [{"_ng_task_index": 1, "question": "hard"}, {"_ng_task_index": 0, "question": "easy"}]
     listed = write_rows(tmp_path / "tasks.jsonl", tasks)
@@ -126,9 +133,10 @@ def test_tasks_that_say_the_same_have_their_own_pass_rates(tmp_path: Path) -> No
 
 
 def test_one_task_under_two_names_is_refused(tmp_path: Path) -> None:
-    rows = [rollout("a", 0, 1.0), {"_ng_task_index": 0, "reward": 0.0}]
-    listed = write_rows(tmp_path / "tasks.jsonl", [{"id": "a"}])
-    with pytest.raises(UsageError, match="a and index-0 of the rollouts are the same task"):
+    unnamed = {"reward": 0.0, "prompt": "Do a."}
+    rows = [rollout("a", 0, 1.0), unnamed]
+    listed = write_rows(tmp_path / "tasks.jsonl", [{"id": "a", "question": "Do a."}])
+    with pytest.raises(UsageError, match=f"a and {task_id(unnamed)} of the rollouts are the same task"):
         rl([write_rows(tmp_path / "r.jsonl", rows)], tmp_path / "rl.jsonl", tasks=listed)
 
 

@@ -107,7 +107,10 @@ def test_files(sample_run: Path, tmp_path: Path, ending: str, capsys: pytest.Cap
         assert len(output.read_text().splitlines()) == 648 + (ending == "csv")
     assert "exists; choose another name" in refused(capsys, "select 1", sample_run, "-o", output)
     query("select 1", sample_run, "-o", output, "--overwrite")
-    assert [path.name for path in output.parent.iterdir()] == [output.name]
+    stem = "out" if ending in ("jsonl", "parquet") else output.name
+    assert sorted(path.name for path in output.parent.iterdir()) == sorted(
+        [output.name, f"{stem}_manifest.json"]
+    )
 
 
 def test_an_output_that_fails_leaves_nothing(

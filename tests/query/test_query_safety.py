@@ -9,7 +9,7 @@ import pytest
 
 from helpers.sample_run import SampleConfig, write_sample_run
 from rollbook.errors import RollbookError, UsageError
-from rollbook.query.guard import checked
+from rollbook.query.guard import parsed
 from rollbook.query.session import Session
 
 
@@ -107,7 +107,8 @@ def test_sql_inside_a_function_is_not_run(run: Path) -> None:
 
 def test_the_lock_holds_without_the_check(run: Path) -> None:
     """The second line of defence: what a check of the text might miss, the connection refuses."""
-    connection = Session([run])._connect("select * from metrics")
+    session, sql = Session([run]), "select * from metrics"
+    connection, _ = session._connect(sql, session.files(sql), with_names=False)
     for sql in (
         "select * from read_csv('/etc/passwd')",
         f"select * from read_text('{run}/config.json')",
@@ -140,4 +141,4 @@ def test_memory_is_capped(run: Path) -> None:
 
 
 def test_a_statement_comes_back_without_its_comments() -> None:
-    assert checked("/* a */ select 1 ;").strip().startswith("select 1")
+    assert parsed("/* a */ select 1 ;")[0].strip().startswith("select 1")

@@ -13,7 +13,7 @@ import pytest
 
 from rollbook.query.output import Format, write_file
 from rollbook.query.session import Session
-from rollbook.records.row_keys import task_of
+from rollbook.records.identity import task_id
 from rollbook.records.rows import read_rows
 
 
@@ -47,7 +47,7 @@ ODD = [
 @pytest.mark.parametrize("first", [0, 6])
 def test_every_row_has_the_name_that_data_gives_it(tmp_path: Path, first: int) -> None:
     path = write(tmp_path / "rows.jsonl", ODD[first:] + ODD[:first])
-    expected = sorted(task_of(row.value()) for row in read_rows(path))
+    expected = sorted(task_id(row.value()) for row in read_rows(path))
     assert sorted(rows("select task_id from rollouts", path)) == [(name,) for name in expected]
     assert sorted(rows("select task_id from rollouts where row is not null", path)) == [
         (name,) for name in expected
@@ -68,8 +68,8 @@ def test_a_row_without_a_name_far_down(tmp_path: Path, kind: Format) -> None:
     path = write(tmp_path / "rows.jsonl", [*lines, ASKED])
     sql = "select task_id from rollouts"
     assert write_file(Session([path]), sql, tmp_path / "out", kind, overwrite=False) == 30_001
-    assert rows(f"{sql} order by all", path)[-1] == (task_of(ASKED),)
-    assert (task_of(ASKED),) in rows(sql, path)
+    assert rows(f"{sql} order by all", path)[-1] == (task_id(ASKED),)
+    assert (task_id(ASKED),) in rows(sql, path)
 
 
 def test_messages_carry_the_name_of_their_row(tmp_path: Path) -> None:
@@ -78,12 +78,12 @@ def test_messages_carry_the_name_of_their_row(tmp_path: Path) -> None:
     )
     others = write(tmp_path / "others.jsonl", [ASKED, SAME])
     found = rows("select task_id, content from transcripts order by all", named, others)
-    assert found == [(task_of(ASKED), "é\n1"), (task_of(ASKED), "é\n1"), ("t", "a")]
+    assert found == [(task_id(ASKED), "é\n1"), (task_id(ASKED), "é\n1"), ("t", "a")]
 
 
 def test_rollouts_of_others_have_a_task_each(peer_fixtures: Path) -> None:
     for path in (peer_fixtures / "nemo_gym").glob("*_rollouts.jsonl"):
-        expected = {task_of(row.value()) for row in read_rows(path)}
+        expected = {task_id(row.value()) for row in read_rows(path)}
         found = rows("select task_id from rollouts group by task_id", path)
         assert {name for (name,) in found} == expected
 
@@ -96,4 +96,4 @@ def test_a_result_that_outlives_the_program_is_silent(tmp_path: Path) -> None:
         "print(result.fetchall()[0][0])"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert (ended.stdout.strip(), ended.stderr) == (task_of(ASKED), "")
+    assert (ended.stdout.strip(), ended.stderr) == (task_id(ASKED), "")

@@ -13,14 +13,18 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import xxhash
 
 import collecting
 import rollbook
 from helpers.sample_run import SampleConfig, write_sample_run
 from rollbook import open_run
-from rollbook.errors import BadLineError, RollbookError, UsageError
+from rollbook.errors import BadLineError, RollbookError, UsageError, WriteError
+from rollbook.query.output import Format, write_file
 from rollbook.query.schema import COLUMNS, VIEWS
-from rollbook.query.session import Session
+from rollbook.query.session import Answer, Session
+from rollbook.records.datasets import read_manifest
+from rollbook.runs.jobs.ledger import Ledger, RunEnd, RunStart, Status
 
 Row = tuple[Any, ...]
 
@@ -50,7 +54,7 @@ def test_every_view_has_its_columns_even_without_files(tmp_path: Path) -> None:
         hidden = {"row"} if view == "rollouts" else set()
         assert found == [(c.name, c.type) for c in COLUMNS[view] if c.name not in hidden], view
         assert {"run", "file"} <= {name for name, _ in found}
-        if view != "runs":
+        if view not in ("runs", "history"):
             assert rows(f"select * from {view}", tmp_path) == []
 
 
@@ -280,7 +284,6 @@ def test_an_unfinished_last_line_is_left_out(tmp_path: Path) -> None:
         (b"{nonsense}", "not valid JSON"),
         (b'{"a": 1}{"a": 2}', "not valid JSON"),
         (b"[3]", "not a JSON object"),
-        (b'{"total_reward": "much"}', "total_reward is 'much'"),
     ],
 )
 def test_any_other_bad_line_is_named(
@@ -291,6 +294,101 @@ def test_any_other_bad_line_is_named(
     path.write_bytes(b"".join([*good[:5], bad + b"\n", *good[5:], torn]))
     with pytest.raises(BadLineError, match=f"{path.name}:6: {why}"):
         rows("select avg(reward), max(split) from rollouts", tmp_path)
+
+
+def test_a_word_where_a_number_should_be_is_null(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = [{"task_id": "a", "num_turns": "many", "reward": "much"}, {"task_id": "b", "num_turns": 2.5}]
+    lines.append({"task_id": "c", "num_turns": 1, "reward": True})
+    path.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    asked = "select task_id, turns, reward from rollouts order by all"
+    assert rows(asked, path) == [("a", None, None), ("b", None, None), ("c", 1, 1.0)]
+    assert rows("select task_id, step_idx, reward from steps", path) == [("c", 0, 1.0)]
+    (tmp_path / "train_iteration_000000_rollout_summaries.jsonl").write_text('{"total_reward": "much"}\n')
+    assert rows("select status, reward from rollouts where iteration = 0", tmp_path) == [("ok", None)]
+
+
+def test_whole_numbers_of_any_size_keep_their_digits(tmp_path: Path) -> None:
+    line = '{"task_id": "a", "big": 123456789012345678901234567890, "f": 0.10000000000000000555}'
+    path, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    path.write_text(line + "\n")
+    sql = "select row, row->'big' as big, [row->'big'] as l from rollouts"
+    write_file(Session([path]), sql, out, Format.JSONL, overwrite=False)
+    number = "123456789012345678901234567890"
+    assert out.read_text() == f'{{"row":{line},"big":{number},"l":["{number}"]}}\n'
+
+
+def test_a_session_that_is_used_again_sees_what_a_new_one_sees(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"reward": 1}\n{"rew')
+    session = Session([path])
+    count = "select count(*) from rollouts"
+    assert list(session.run(count).batches) == [[(1,)]]
+    path.write_text('{"reward": 1}\n{"reward": 2}\nnonsense\n{"reward": 4}\n')
+    with pytest.raises(BadLineError, match=r"rows\.jsonl:3"):
+        session.run(count)
+    path.write_text('{"reward": 1}\n{"reward": 2}\n{"reward": 3}\n')
+    assert list(session.run(count).batches) == [[(3,)]]
+
+
+def test_a_file_that_appears_during_the_query_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"reward": 1}\n')
+    output = tmp_path / "out.csv"
+
+    class Slow(Session):
+        def run(self, sql: str) -> Answer:
+            output.write_text("somebody else's")
+            return super().run(sql)
+
+    with pytest.raises(WriteError, match=r"out\.csv"):
+        write_file(Slow([tmp_path]), "select reward from rollouts", output, Format.CSV, overwrite=False)
+    assert output.read_text() == "somebody else's"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "rows.jsonl"]
+
+
+def test_an_output_has_a_manifest(tmp_path: Path) -> None:
+    source, output = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"reward": 1}\n{"reward": 2}\n')
+    sql = "select reward from rollouts where reward > 1"
+    assert write_file(Session([source]), sql, output, Format.JSONL, overwrite=False) == 1
+    manifest = read_manifest(output)
+    assert (manifest["command"], manifest["rows_out"], manifest["arguments"]) == ("query", 1, {"sql": sql})
+    digest = xxhash.xxh3_128_hexdigest
+    (read,) = manifest["inputs"]
+    assert (read["path"], read["xxh3_128"]) == (str(source), digest(source.read_bytes()))
+    assert manifest["output_xxh3_128"] == digest(output.read_bytes())
+    # A directory stands for what was collected, not for what was made from it.
+    assert rows("select count(*) from rollouts", tmp_path) == [(2,)]
+
+
+def test_files_of_other_iterations_are_not_opened(tmp_path: Path) -> None:
+    for iteration, text in enumerate(['{"total_reward": 1}', "nonsense"]):
+        name = f"train_iteration_{iteration:06d}_rollout_summaries.jsonl"
+        (tmp_path / name).write_text(text + "\n")
+    assert rows("select reward from rollouts where iteration = 0", tmp_path) == [(1.0,)]
+    with pytest.raises(BadLineError, match="000001"):
+        rows("select reward from rollouts", tmp_path)
+
+
+def test_the_history(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "artifacts")
+    one = ledger.start(RunStart(name="first", kind="sft", output_dir=str(tmp_path / "artifacts" / "first")))
+    ledger.end(one, RunEnd(status=Status.COMPLETED, duration_s=2.5, metrics={"last_loss": 0.5}))
+    two = ledger.start(RunStart(name="second", kind="collect"))
+    ledger.note(two, "slow")
+    sql = (
+        "select run, name, kind, status, duration_s, metrics->>'last_loss', notes->>'$[0].text', output_dir "
+        "from history order by started_at, name"
+    )
+    for thing in (tmp_path / "artifacts", tmp_path / "artifacts" / "index.yaml"):
+        assert rows(sql, thing) == [
+            (one, "first", "sft", "completed", 2.5, "0.5", None, "artifacts/first"),
+            (two, "second", "collect", "running", None, None, "slow", None),
+        ]
+    (tmp_path / "artifacts" / "first").mkdir()
+    (tmp_path / "artifacts" / "first" / "metrics.jsonl").write_text('{"step": 1}\n')
+    joined = "select name, step from history h join metrics m on h.name = m.run"
+    assert rows(joined, tmp_path / "artifacts" / "first") == [("first", 1)]
 
 
 def test_numbers_of_other_writers(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from rollbook.runs.standing import standing_of
 
 from helpers.damage import DAMAGES, change_a_byte
 from rollbook import Run, open_run
 from rollbook.errors import UsageError
+from rollbook.runs.status import read_status
 
 
 def train(path: Path, upto: int = 6, *, resume: bool | str = False) -> Run:
@@ -72,10 +72,10 @@ def test_without_a_whole_one_nothing_is_begun(tmp_path: Path) -> None:
 
 def test_status_looks_at_sizes(tmp_path: Path) -> None:
     train(tmp_path)
-    checkpoint = standing_of(tmp_path).checkpoint
+    checkpoint = read_status(tmp_path).checkpoint
     assert checkpoint is not None and checkpoint.complete
     DAMAGES["cut off"][0](tmp_path / "checkpoints/000006/weights")
-    checkpoint = standing_of(tmp_path).checkpoint
+    checkpoint = read_status(tmp_path).checkpoint
     assert checkpoint is not None and not checkpoint.complete
     assert re.search(r"000006/weights has 7 bytes instead of 15", str(checkpoint.problem))
     latest = open_run(tmp_path).latest_checkpoint()

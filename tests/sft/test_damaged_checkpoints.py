@@ -8,13 +8,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from rollbook.runs.standing import standing_of
 
 from helpers.damage import DAMAGES, change_a_byte, cut_off
 from rollbook.errors import UsageError
 from rollbook.runs.jobs.finish import find_checkpoint
 from rollbook.runs.reader import open_run
 from rollbook.runs.saved_models import newest_model, saved_models
+from rollbook.runs.status import read_status
 from rollbook.sft.settings import load_settings
 from rollbook.sft.train import train
 from tiny_model import write_config
@@ -98,7 +98,7 @@ def test_status_and_the_handoff_look_at_sizes(copy: Path) -> None:
     cut_off(copy / OUTPUT / "checkpoint-6/optimizer.safetensors")
     newest = newest_model(copy / OUTPUT)
     assert newest is not None and newest.step == 4
-    checkpoint = standing_of(copy / OUTPUT).checkpoint
+    checkpoint = read_status(copy / OUTPUT).checkpoint
     assert checkpoint is not None and not checkpoint.complete
     assert "optimizer.safetensors has" in str(checkpoint.problem)
 

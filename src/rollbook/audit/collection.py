@@ -18,9 +18,9 @@ from rollbook.audit.scan import Scan
 from rollbook.collect.files import CollectionFiles
 from rollbook.collect.manifest import Manifest, read_manifest
 from rollbook.errors import BadFileError, UsageError
+from rollbook.records.identity import KEY, rollout_key, split_key
 from rollbook.records.jsonl import read_lines
 from rollbook.records.progress import read_progress
-from rollbook.records.row_keys import KEY, key_of, parted
 from rollbook.runs.status import reason_collector_ended
 
 _EXAMPLES = 10
@@ -57,7 +57,7 @@ class _Lines:
         self._blocks: list[dict[str, Any]] = []
 
     def add(self, starts: Any, numbers: Any, rows: list[Any]) -> None:
-        pairs = [parted(row.key) for row in rows]
+        pairs = [split_key(row.key) for row in rows]
         block: dict[str, Any] = {
             "starts": starts,
             "numbers": numbers,
@@ -219,7 +219,7 @@ class CollectionAudit:
         named: list[str] = []
         if isinstance(tasks, InputTasks):
             places = np.argwhere(missing)[:_EXAMPLES].tolist()
-            named = [key_of(tasks.task(row), repeat) for row, repeat in places]
+            named = [rollout_key(tasks.task(row), repeat) for row, repeat in places]
         names = f": {', '.join(named)}" if named else ""
         more = f" and {count - len(named):,} more" if named and count > len(named) else ""
         self._auditor.find(

@@ -22,8 +22,8 @@ from rollbook.collect.rollout import Rollouts, rollouts_here
 from rollbook.collect.settings import CollectSettings
 from rollbook.envs.agents import describe_agent
 from rollbook.errors import UsageError
+from rollbook.records.identity import KEY
 from rollbook.records.redact import remember_secrets
-from rollbook.records.row_keys import KEY
 
 
 class Checked(NamedTuple):

@@ -138,6 +138,12 @@ def _log_oddities(settings: CollectSettings, files: CollectionFiles, checked: Ch
             f"some rows of {rows.path} have agent_ref {', '.join(foreign[:_SHOWN_AGENTS])}, "
             f"which `agents:` does not define; agent {settings.agent_name} runs them"
         )
+    if rows.sharing:
+        log(
+            f"{len(rows.sharing)} rows of {rows.path} have the id of an earlier row that is another task; "
+            f"they are collected as {', '.join(rows.sharing[:_SHOWN_AGENTS])}"
+            f"{', ...' if len(rows.sharing) > _SHOWN_AGENTS else ''}"
+        )
     if unknown:
         log(f"{files.shown} has {unknown} lines that are not in this plan; they are kept")
 

@@ -23,7 +23,8 @@ import xxhash
 
 from rollbook.collect.items import Item
 from rollbook.errors import BadFileError, UsageError
-from rollbook.records.row_keys import content_id
+from rollbook.records.identity import KEY, OWN_IDS, content_id, marked_id, numbered_id, task_digest, task_id
+from rollbook.records.record import decode_exactly
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]  # (rows, repeats)
@@ -78,13 +79,9 @@ class _AnyParams(_OtherParams, kw_only=True, gc=False):
 
 
 class _Names(msgspec.Struct, gc=False):
+    key: Any = msgspec.field(default=None, name=KEY)
     task_id: str | int | None = None
     id: str | int | None = None
-
-    @property
-    def own_id(self) -> str | None:
-        given = self.id if self.task_id is None else self.task_id
-        return None if given is None else str(given)
 
 
 class _Row(_Names, kw_only=True, gc=False):
@@ -121,7 +118,10 @@ class Input:
         self.size, self.sha256 = 0, ""
         self.foreign_agents: set[str] = set()  # named by rows, and not in the config
         self.hashes: Hashes = np.empty(0, dtype=np.uint64)
-        self._renamed: dict[int, str] = {}  # rows without an id that say what an earlier one says
+        self.with_digests = True  # in the lines of the output
+        self.sharing: list[str] = []  # names of rows that share their id with another task
+        self._renamed: dict[int, str] = {}  # rows that are told apart from an earlier one
+        self._name_of: Callable[[bytes], str] = _name
 
     @property
     def rows(self) -> int:
@@ -140,14 +140,22 @@ class Input:
                 name = self._task_id(row, line)
                 for repeat in range(repeats):
                     if done is None or not done[row, repeat]:
-                        yield Item(row, repeat, name, line)
+                        yield Item(row, repeat, name, line, self.with_digests)
 
     def find(self, wanted: Hashes) -> Places:
-        """The row of each id, given by its hash; -1 where the input has no row of that id."""
-        order = np.argsort(self.hashes, kind="stable")
-        ordered = self.hashes[order]
-        place = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
-        return np.where(ordered[place] == wanted, order[place], -1)
+        """The row of each id, given by its hash; -1 where the input has no row of that id.
+
+        An output that was begun before 0.2 goes on with the names it has.
+        """
+        places = _places(wanted, self.hashes)
+        if (places < 0).any() and self._name_of is _name:
+            older = Input(self.path, self.file)
+            older._name_of = _name_before
+            older._name_rows(self.rows)
+            if (_places(wanted[places < 0], older.hashes) >= 0).any():
+                self.hashes, self._renamed, self._name_of = older.hashes, older._renamed, _name_before
+                return _places(wanted, self.hashes)
+        return places
 
     def begins_with(self, size: int, sha256: str) -> bool:
         """Whether the file is the one with that digest, or that one with rows added at its end."""
@@ -175,8 +183,8 @@ class Input:
                 if line.isspace():
                     continue
                 try:
-                    row = check(line)
-                    hashes.append(hash_of(_task_id(row, line)))
+                    check(line)
+                    hashes.append(hash_of(self._name_of(line)))
                 except (UsageError, *_MALFORMED) as error:
                     problems.append((number, _problem(self.path, line, error)))
                 if len(hashes) == limit:
@@ -191,35 +199,49 @@ class Input:
         self.sha256, self.hashes = sha.hexdigest(), np.array(hashes, dtype=np.uint64)
         self._tell_apart()
 
+    def _name_rows(self, rows: int) -> None:
+        with self._open() as file:
+            names = (self._name_of(line) for _, line in islice(_rows(file), rows))
+            self.hashes = np.fromiter(map(hash_of, names), dtype=np.uint64)
+        self._tell_apart()
+
     def _tell_apart(self) -> None:
-        """Rows without an id may say the same twice: the second one is `row-...~2`. Ids may not."""
+        """Rows that have one name: by what they show, then by their order. The same task twice is refused."""
         unique, counts = np.unique(self.hashes, return_counts=True)
         if len(unique) == self.rows:
             return
         repeated = set(unique[counts > 1].tolist())
         seen: Counter[str] = Counter()
-        first_line: dict[str, int] = {}
+        first: dict[str, str | None] = {}  # what the first row of an id shows
+        lines: dict[tuple[str, str], int] = {}
         problems: list[tuple[int, str]] = []
         with self._open() as file:
-            for row, (number, line) in enumerate(islice(_rows(file), self.rows)):
-                if int(self.hashes[row]) not in repeated:
+            for place, (number, line) in enumerate(islice(_rows(file), self.rows)):
+                if int(self.hashes[place]) not in repeated:
                     continue
-                names = _decode_names(line)
-                name = _task_id(names, line)
+                own, row = self._name_of(line), decode_exactly(line)
+                has_id = _has_id(line)
+                digest = task_digest(row) if has_id else None
+                name = own if first.setdefault(own, digest) == digest else marked_id(own, digest)
                 seen[name] += 1
-                if seen[name] > 1 and names.own_id is not None:
-                    why = f"the id {name!r} is already on line {first_line[name]}"
-                    problems.append((number, why))
-                elif seen[name] > 1:
-                    self._renamed[row] = f"{name}~{seen[name]}"
-                    self.hashes[row] = hash_of(self._renamed[row])
-                first_line.setdefault(name, number)
+                if has_id:
+                    same = (own, content_id({key: row[key] for key in row if key not in (KEY, *OWN_IDS)}))
+                    if lines.setdefault(same, number) != number:
+                        problems.append((number, f"the id {own!r} is already on line {lines[same]}"))
+                free = numbered_id(name, seen[name])
+                while free != own and _places(np.array([hash_of(free)], np.uint64), unique)[0] >= 0:
+                    seen[name] += 1
+                    free = numbered_id(name, seen[name])
+                if free != own:
+                    self._renamed[place] = free
+                    self.hashes[place] = hash_of(free)
+                    self.sharing += [free] if has_id else []
         if problems:
             raise UsageError(_all_problems(self.path, problems))
 
     def _task_id(self, row: int, line: bytes) -> str:
         try:
-            name = self._renamed.get(row) or _task_id(_decode_names(line), line)
+            name = self._renamed.get(row) or self._name_of(line)
             if hash_of(name) == self.hashes[row]:
                 return name
         except (orjson.JSONDecodeError, *_MALFORMED):
@@ -259,8 +281,30 @@ def hash_of(name: str) -> int:
 _decode_names: Callable[[bytes], _Names] = msgspec.json.Decoder(_Names).decode
 
 
-def _task_id(names: _Names, line: bytes) -> str:
-    return content_id(orjson.loads(line)) if names.own_id is None else names.own_id
+def _has_id(line: bytes) -> bool:
+    names = _decode_names(line)
+    return isinstance(names.key, str) or names.task_id is not None or names.id is not None
+
+
+def _name(line: bytes) -> str:
+    names = _decode_names(line)
+    if not isinstance(names.key, str) and (names.task_id is not None or names.id is not None):
+        return str(names.id if names.task_id is None else names.task_id)  # without decoding the rest
+    return task_id(decode_exactly(line))
+
+
+def _name_before(line: bytes) -> str:
+    """As collections named a row before 0.2."""
+    names = _decode_names(line)
+    given = names.id if names.task_id is None else names.task_id
+    return content_id(orjson.loads(line)) if given is None else str(given)
+
+
+def _places(wanted: Hashes, hashes: Hashes) -> Places:
+    order = np.argsort(hashes, kind="stable")
+    ordered = hashes[order]
+    place = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
+    return np.where(ordered[place] == wanted, order[place], -1)
 
 
 def _rows(file: BinaryIO) -> Iterator[tuple[int, bytes]]:

@@ -40,6 +40,7 @@ class Item(msgspec.Struct, frozen=True):
     repeat: int
     task_id: str
     line: bytes  # the row as in the input
+    with_digest: bool = True  # whether its line is to say what the task shows
     unjudged: Failure | None = None  # an attempt whose reply only has to be judged again
     alone: bool = False  # in a process that does nothing else: it may be what takes processes down
 

@@ -22,8 +22,8 @@ from rollbook.collect.input import Flags, Input, Places, hash_of
 from rollbook.collect.progress import Totals
 from rollbook.errors import BadFileError, BadLineError, WriteError
 from rollbook.records.atomic import replacing
+from rollbook.records.identity import DIGEST, KEY, split_key
 from rollbook.records.jsonl import Line, check_line, read_blocks
-from rollbook.records.row_keys import KEY, parted
 from rollbook.rollouts.usage import clamp_tokens
 
 _BUFFER = 1 << 20
@@ -43,6 +43,7 @@ class _Row(msgspec.Struct, gc=False):
     key: str = msgspec.field(name=KEY)
     reward: float | None = None
     response: _Response | None = None
+    digest: str | None = msgspec.field(default=None, name=DIGEST)
 
 
 _NO_USAGE = _Usage()
@@ -57,9 +58,10 @@ class Lines:
         self.ends = array("q")
         self.rewards = array("d")  # NaN where there is none
         self.input_tokens, self.output_tokens = array("q"), array("q")
+        self.have_digests = True
 
     def add(self, row: _Row, end: int) -> None:
-        task, repeat = parted(row.key)
+        task, repeat = split_key(row.key)
         usage = (row.response and row.response.usage) or _NO_USAGE
         self.tasks.append(hash_of(task))
         self.repeats.append(-1 if repeat is None else repeat)
@@ -67,6 +69,7 @@ class Lines:
         self.rewards.append(math.nan if row.reward is None else row.reward)
         self.input_tokens.append(clamp_tokens(usage.input_tokens))
         self.output_tokens.append(clamp_tokens(usage.output_tokens))
+        self.have_digests &= row.digest is not None
 
 
 _NONE: Places = np.empty(0, dtype=np.int64)
@@ -94,6 +97,9 @@ class Found:
 def find_done(output: Path, rows: Input, repeats: int) -> Found:
     """Reads the whole output; a key that is on two lines is an error that names both."""
     lines = scan(output)
+    # An output that was begun before 0.2 goes on without digests: they could be of something else than what
+    # its lines show.
+    rows.with_digests = lines.have_digests
     found_rows, found_repeats = rows.find(np.asarray(lines.tasks)), np.asarray(lines.repeats)
     is_planned = (found_rows >= 0) & (found_repeats >= 0) & (found_repeats < repeats)
     places = np.where(is_planned, found_rows * repeats + found_repeats, -1)
@@ -179,7 +185,8 @@ def _odd_row(output: Path, line: Line) -> _Row:
         response = msgspec.convert(row.get("response"), _Response)
     except msgspec.ValidationError:  # an agent of another make may count otherwise, or not at all
         response = None
-    return _Row(row[KEY], float(reward) if isinstance(reward, int | float) else None, response)
+    digest = row[DIGEST] if isinstance(row.get(DIGEST), str) else None
+    return _Row(row[KEY], float(reward) if isinstance(reward, int | float) else None, response, digest)
 
 
 def _refuse(output: Path, line: Line) -> NoReturn:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, aclosing, suppress
+from contextlib import ExitStack, aclosing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,9 +30,9 @@ from rollbook.errors import RollbookError, UsageError
 from rollbook.policies.conversion import text_of, to_chat
 from rollbook.records.atomic import make_directory
 from rollbook.records.datasets import DataManifest
+from rollbook.records.identity import KEY, METRICS, ROLLOUT_INDEX, STEPS, TASK_INDEX, repeat_of, task_id
 from rollbook.records.jsonl import JsonlWriter, every_ms, read_lines
 from rollbook.records.plain import encode_exactly
-from rollbook.records.row_keys import KEY, METRICS, ROLLOUT_INDEX, STEPS, TASK_INDEX, repeat_of, task_of
 from rollbook.records.rows import Row
 from rollbook.rollouts.retry import RetrySettings
 from rollbook.rollouts.runner import Done, GivenUp, run_all
@@ -149,14 +149,14 @@ async def _grade_all(job: DataJob, source: EnvironmentSource, grades: _Grades, r
 
 
 async def _grade(item: Item, source: EnvironmentSource) -> Grade:
-    value = _value(item.row)
+    value = _without_failure(item.row.value())
     replies = [message for message in stored_reply(value) if message["role"] == "assistant"]
     if not replies:
         return _failed(item, RolloutFailure(FailureKind.BAD_ANSWER, "the row holds no reply to grade"))
     try:
         params = value["responses_create_params"]
         task = Task(
-            id=task_of(value),
+            id=task_id(value),
             row=value,
             messages=to_chat(params["input"], params.get("instructions")),
             tools=params.get("tools") or [],
@@ -242,14 +242,6 @@ def _digest(row: Row) -> str:
     return xxhash.xxh3_64_hexdigest(row.data)
 
 
-def _value(row: Row) -> dict[str, Any]:
-    """The row, with whole numbers of any size, of which another decoder makes floats."""
-    value = row.value()
-    with suppress(msgspec.DecodeError):  # a bare NaN
-        value = msgspec.json.decode(row.data)
-    return _without_failure(value)
-
-
 def _without_failure(value: dict[str, Any]) -> dict[str, Any]:
     """A line of a failures file as the rollout that it might have been; other rows unchanged."""
     if "failed_at" not in value or not isinstance(row := value.get("row"), dict):
@@ -261,7 +253,7 @@ def _without_failure(value: dict[str, Any]) -> dict[str, Any]:
 
 def _regraded(row: Row, grade: Grade, job: DataJob, changes: _Changes) -> bytes | None:
     """The row with its new grade; one that could not be graded keeps its reward and says why."""
-    value = _value(row)
+    value = _without_failure(row.value())
     value.pop(_ERROR, None)
     if "failed_at" in value and "response" not in value:
         job.count("failures_without_reply")

@@ -22,10 +22,11 @@ from rollbook.collect.items import Attempted, Failure, Item, Line
 from rollbook.collect.progress import Tally
 from rollbook.collect.settings import CollectSettings
 from rollbook.errors import BadLineError
+from rollbook.records.identity import DIGEST, KEY, ROLLOUT_INDEX, TASK_INDEX, rollout_key, task_digest
 from rollbook.records.jsonl import JsonlWriter, every_ms
 from rollbook.records.plain import encode, utc_now
 from rollbook.records.progress import Progress, read_progress, write_progress
-from rollbook.records.row_keys import KEY, ROLLOUT_INDEX, TASK_INDEX, key_of
+from rollbook.records.record import decode_exactly
 from rollbook.records.turns import Usage
 from rollbook.rollouts.limits import Concurrency
 from rollbook.rollouts.runner import Done, GivenUp, Retry, Runner, Stop
@@ -129,10 +130,12 @@ class Results:
             usage = unjudged.reply.usage or Usage()
             self._tally.add_lost(Usage(clamp_tokens(usage.input_tokens), clamp_tokens(usage.output_tokens)))
         self._tally.given_up += 1
+        row = decode_exactly(item.line)
         record = {
-            KEY: key_of(item.task_id, item.repeat),
-            TASK_INDEX: orjson.loads(item.line).get(TASK_INDEX, item.row),  # as in a result's line
+            KEY: rollout_key(item.task_id, item.repeat),
+            TASK_INDEX: row.get(TASK_INDEX, item.row),  # as in a result's line
             ROLLOUT_INDEX: item.repeat,
+            DIGEST: task_digest(row) if item.with_digest else None,
             "kind": kept.kind,
             "message": kept.message,
             "status": kept.status,

@@ -17,14 +17,23 @@ import orjson
 
 from rollbook.collect.items import Item
 from rollbook.policies.conversion import extra_body, from_chat, responses_tools, to_chat
+from rollbook.records.identity import (
+    DIGEST,
+    KEY,
+    METRICS,
+    OWN_IDS,
+    ROLLOUT_INDEX,
+    STEPS,
+    TASK_INDEX,
+    rollout_key,
+    task_digest,
+)
 from rollbook.records.plain import encode_exactly
-from rollbook.records.row_keys import KEY, METRICS, ROLLOUT_INDEX, STEPS, TASK_INDEX, key_of
 from rollbook.records.turns import CUT_SHORT, OUT_OF_TOKENS, Turn, Usage
 from rollbook.rollouts.types import Episode, Task
 
-_NAMES = ("task_id", "id")  # by which a task is known
 _OWN_FIELDS = frozenset(
-    {KEY, TASK_INDEX, ROLLOUT_INDEX, STEPS, METRICS, "responses_create_params", "response", "reward"}
+    {KEY, DIGEST, TASK_INDEX, ROLLOUT_INDEX, STEPS, METRICS, "responses_create_params", "response", "reward"}
 )
 _NO_METRICS = ("stop_reason", "num_turns", "logs")
 # As quick as orjson, which makes floats of whole numbers past 64 bits.
@@ -33,6 +42,7 @@ _decode = msgspec.json.Decoder().decode
 
 def make_task(item: Item, overrides: Mapping[str, Any], *, add_seed: bool) -> Task:
     row = _decode(item.line)
+    digest = task_digest(row) if item.with_digest else None
     params = row["responses_create_params"]
     if overrides:
         params = row["responses_create_params"] = {**params, **overrides}
@@ -45,6 +55,7 @@ def make_task(item: Item, overrides: Mapping[str, Any], *, add_seed: bool) -> Ta
         tools=params.get("tools") or [],
         params={key: value for key, value in params.items() if key not in ("input", "tools", "instructions")},
         repeat=item.repeat,
+        digest=digest,
         reply=item.unjudged.reply if item.unjudged else None,
     )
 
@@ -52,10 +63,11 @@ def make_task(item: Item, overrides: Mapping[str, Any], *, add_seed: bool) -> Ta
 def output_line(item: Item, task: Task, episode: Episode) -> bytes:
     row = task.row
     line: dict[str, Any] = {
-        KEY: key_of(item.task_id, item.repeat),
+        KEY: rollout_key(item.task_id, item.repeat),
         TASK_INDEX: row.get(TASK_INDEX, item.row),
         ROLLOUT_INDEX: item.repeat,
         "reward": episode.reward,
+        **({} if task.digest is None else {DIGEST: task.digest}),
         "responses_create_params": _params_seen(task, episode),
         "response": episode.response or _response(task, episode),
     }
@@ -135,7 +147,7 @@ def _step(number: int, turn: Turn, episode: Episode) -> dict[str, Any]:
 
 def _free_name(name: str, line: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     """A field that the row brings is never written over; the result of an earlier collection is."""
-    while name in line or (name in row and (KEY not in row or name in _NAMES or f"metric_{name}" in row)):
+    while name in line or (name in row and (KEY not in row or name in OWN_IDS or f"metric_{name}" in row)):
         name = f"metric_{name}"
     return name
 

@@ -15,10 +15,10 @@ import numpy as np
 from rollbook.errors import UsageError
 from rollbook.query.connection import Kept
 from rollbook.records.datasets import ENDINGS, read_manifest, stem_of
-from rollbook.records.row_keys import TASK_INDEX, content_id
+from rollbook.records.identity import content_id, own_id, shown_id, task_digest
 from rollbook.records.rows import read_rows
 
-_BATCH = 60_000  # names
+_BATCH = 80_000  # facts
 PLANS = "plans"  # in the details of a merged file's manifest: name -> tasks, rollouts
 
 
@@ -100,44 +100,47 @@ def _plans_of(path: Path, manifest: Mapping[str, Any]) -> dict[str, Plan]:
 
 
 def add_tasks(table: Kept, path: Path) -> int:
-    """How many tasks a file lists; their names go to the table `tasks`, each with the task's `place`.
-
-    A task without a name is known by its content, as `collect` names it (a second one that says the same as
-    `row-...~2`), and by its number to other collectors.
-    """
+    """How many tasks a file lists; under what names they are known goes to the table `tasks`; see IS_TASK."""
     if not path.is_file() or stem_of(path.name) is None:
         raise UsageError(f"--tasks {path}: no such file of tasks ({', '.join(ENDINGS)})")
-    names: list[str] = []
+    facts: list[str] = []
     place = -1
     for place, row in enumerate(read_rows(path)):
         task = row.value()
-        given = task.get("task_id") if task.get("task_id") is not None else task.get("id")
-        index = task.get(TASK_INDEX)
-        names += (
-            "" if given is None else str(given),
-            content_id(task) if given is None else "",
-            f"index-{index if isinstance(index, int) else place}",
-        )
-        if len(names) >= _BATCH:
-            _add_names(table, place, names)
-            names = []
-    _add_names(table, place, names)
+        own = own_id(task)
+        before = content_id(task) if own is None else ""
+        facts += (own or "", shown_id(task) or "", before, task_digest(task) or "")
+        if len(facts) >= _BATCH:
+            _add_facts(table, place, facts)
+            facts = []
+    _add_facts(table, place, facts)
     table.run(_TASKS)
     return place + 1
 
 
-def _add_names(table: Kept, last: int, names: list[str]) -> None:
-    given, content, index = (np.array(names[start::3], dtype=object) for start in range(3))
-    places = np.arange(last + 1 - len(given), last + 1)
-    table.add("listed", place=places, given=given, content=content, alias=index)
+def _add_facts(table: Kept, last: int, facts: list[str]) -> None:
+    own, shown, before, digest = (np.array(facts[start::4], dtype=object) for start in range(4))
+    places = np.arange(last + 1 - len(own), last + 1)
+    table.add("listed", place=places, own=own, shown=shown, before=before, digest=digest)
 
 
+# Whether a row of `kept` is of a row of `tasks`: ids alone may be those of another dataset.
+IS_TASK = """task_id = name
+    and (_digest = tasks.digest or tasks.digest = '' or (_digest = '' and tasks.is_first))"""
+# A task is known by its id, with its mark too; without one by what it shows, in the order of the file, and in
+# collections of before 0.2 by its content. Others leave out the id: every task is listed by what it shows.
 _TASKS = """
-    create table tasks as select name, min(place) as place from (
-        select place, alias as name from listed
-        union all select place, given from listed where given <> ''
-        union all select place, content || case when k > 1 then '~' || k else '' end
-        from (select *, row_number() over (partition by content order by place) as k from listed)
-        where content <> ''
-    ) group by name
+    create table tasks as select *, place = min(place) over (partition by name) as is_first from (
+        select name, digest, min(place) as place from (
+            select place, digest, _numbered_id(own,
+                row_number() over (partition by own, digest order by place)) as name
+                from listed where own <> ''
+            union all select place, digest, _numbered_id(_marked_id(own, digest),
+                row_number() over (partition by own, digest order by place)) from listed where own <> ''
+            union all select place, digest, _numbered_id(shown,
+                row_number() over (partition by shown order by place)) from listed where shown <> ''
+            union all select place, '', _numbered_id(before,
+                row_number() over (partition by before order by place)) from listed where before <> ''
+        ) group by name, digest
+    )
 """

@@ -26,8 +26,8 @@ from rollbook.errors import UsageError
 from rollbook.policies.conversion import text_of
 from rollbook.records.datasets import DataManifest
 from rollbook.records.field_paths import field_path, value_at
-from rollbook.records.row_keys import row_key, task_of
-from rollbook.records.rows import Row
+from rollbook.records.identity import PROMPTS, TASK_INDEX, own_id, row_key, task_digest, task_id
+from rollbook.records.rows import Row, sorted_json
 
 REPEATS = "_rb_repeats"  # on a rejected row: the key, or the place, of the row it repeats
 _BOOKKEEPING = ("_rb_", "_ng_")
@@ -61,7 +61,7 @@ def dedup(
         overwrite=overwrite,
         progress=progress,
     ) as job:
-        values = (compared(row.value()) for row in job.rows())
+        values = map(compared, job.rows())
         first, incomparable = _first_equal(values) if near is None else _first_near(values, near)
         _copy(job, first, job.outputs[1] if rejected is not None else None)
         job.count("repeated", int((first != np.arange(len(first))).sum()))
@@ -71,16 +71,29 @@ def dedup(
     return job.manifest
 
 
-def _compared(on: str | None) -> Callable[[Value], Any]:
+def _compared(on: str | None) -> Callable[[Row], Any]:
     """What of a row is compared; None where the row has nothing there."""
     if on is None:
-        return content_of
+        return lambda row: content_of(row.value())
     if on == "task":
-        return task_of
+        return _task
     if on == "prompt":
-        return lambda row: prompt_of(row) or {name: row[name] for name in _CHAT[:5] if name in row} or None
+        return lambda row: _prompt(row.value())
     path = field_path(on)
-    return lambda row: value_at(row, path)
+    return lambda row: value_at(row.value(), path)
+
+
+def _task(row: Row) -> Any:
+    """Its id and what it shows; a row that says neither is known by its index, in its file only."""
+    value = row.value()
+    digest = task_digest(value)
+    if own_id(value) is None and digest is None and isinstance(index := value.get(TASK_INDEX), int):
+        return [str(row.path), index]
+    return [task_id(value), digest]
+
+
+def _prompt(value: Value) -> Any:
+    return prompt_of(value) or {name: value[name] for name in PROMPTS[1:] if name in value} or None
 
 
 def content_of(row: Value) -> dict[str, Any]:
@@ -131,7 +144,7 @@ def _first_equal(values: Iterable[Any]) -> tuple[Numbers, int]:
     digests, incomparable = bytearray(), 0
     for number, value in enumerate(values):
         incomparable += value is None
-        plain = orjson.dumps(value, option=orjson.OPT_SORT_KEYS) if value is not None else b"row %d" % number
+        plain = sorted_json(value) if value is not None else b"row %d" % number
         digests += hashlib.blake2b(plain, digest_size=16).digest()
     halves = np.frombuffer(digests, dtype=np.uint64).reshape(-1, 2)
     order = np.lexsort((halves[:, 1], halves[:, 0]))  # stable: of equal ones the first comes first
@@ -159,7 +172,7 @@ def _copy(job: DataJob, first: Numbers, rejected: RowOutput | None) -> None:
         if number == original:
             job.write(row.data)
         elif rejected is not None:
-            rejected.write(orjson.dumps({**row.value(), REPEATS: names[original]}))
+            rejected.write(orjson.dumps({**row.fields(), REPEATS: names[original]}))
 
 
 def _name(row: Row) -> str:

@@ -27,9 +27,9 @@ import xxhash
 
 from rollbook.data.output import RowOutput, refuse_existing
 from rollbook.data.progress import NO_PROGRESS, Progress
-from rollbook.errors import BadFileError, RollbookError, UsageError
+from rollbook.errors import RollbookError, UsageError
 from rollbook.records.complete import complete_files, file_facts
-from rollbook.records.datasets import DataManifest, InputRecord, manifest_owner, manifest_path
+from rollbook.records.datasets import DataManifest, InputRecord, manifest_path, refuse_foreign_manifest
 from rollbook.records.rows import COMPRESSED, Row, RowCount, read_rows
 from rollbook.runs.resolve import Inputs, find_inputs
 
@@ -75,7 +75,7 @@ class DataJob:
         for path in self._targets:
             _refuse_to_overwrite_an_input(path, self.paths)
             refuse_existing(path, overwrite=overwrite)
-            _refuse_foreign_manifest(path)
+            refuse_foreign_manifest(path)
 
     def __enter__(self) -> DataJob:
         with contextlib.ExitStack() as undo:
@@ -224,19 +224,3 @@ def _refuse_to_overwrite_an_input(output: Path, inputs: Sequence[Path]) -> None:
     for path in inputs:
         if output.resolve() == path.resolve():
             raise UsageError(f"{output} is an input as well; choose another output")
-
-
-def _refuse_foreign_manifest(output: Path) -> None:
-    """`rollouts.parquet` beside `rollouts.jsonl` must not take the name of its manifest."""
-    path = manifest_path(output)
-    if not path.exists():
-        return
-    try:
-        owner = manifest_owner(path)
-    except BadFileError:
-        owner = None
-    if owner is None or (owner.name != output.name and owner.exists()):
-        raise UsageError(
-            f"{path} belongs to {owner or 'another file'}, and {output.name} would share it; "
-            "choose a name that differs before the ending"
-        )

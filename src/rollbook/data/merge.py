@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rollbook.data.coverage import PLANS, Plan, Planned, add_tasks, planned_by
+from rollbook.data.coverage import IS_TASK, PLANS, Plan, Planned, add_tasks, planned_by
 from rollbook.data.external_sort import ExternalSort
 from rollbook.data.job import DataJob
 from rollbook.data.progress import NO_PROGRESS, Progress
@@ -22,7 +22,7 @@ from rollbook.data.rollout_table import rollout_table, rows_at
 from rollbook.errors import BadLineError, UsageError
 from rollbook.query.connection import Kept
 from rollbook.records.datasets import DataManifest
-from rollbook.records.row_keys import ROLLOUT_INDEX, TASK_INDEX, row_key
+from rollbook.records.identity import ROLLOUT_INDEX, TASK_INDEX, row_key
 
 _SHOWN_DUPLICATES = 5
 _LAST = (1 << 64) - 1
@@ -46,7 +46,7 @@ _BY_INDEX = "create view placed as select n, task_index as place, repeat from ta
 _BY_TASKS = """
     create view placed as
     select n, case when coalesce(repeat, 0) < {repeats} then place end as place, coalesce(repeat, 0) as repeat
-    from taken left join tasks on task_id = name
+    from taken left join tasks on {is_task}
 """
 
 
@@ -155,7 +155,7 @@ def _report_planned(job: DataJob, table: Kept, planned: Planned, dropped: int) -
 
 def _report_tasks(job: DataJob, table: Kept, tasks: Path, repeats: int) -> None:
     expected = add_tasks(table, tasks) * repeats
-    table.run(_BY_TASKS.format(repeats=repeats))
+    table.run(_BY_TASKS.format(repeats=repeats, is_task=IS_TASK))
     count = "count(*) - count(place), count(distinct (place, repeat)) filter (place is not null)"
     others, ok = table.one(f"select {count} from placed")
     if others:

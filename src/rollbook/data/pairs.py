@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import orjson
 import xxhash
 
 from rollbook.data.external_sort import ExternalSort
@@ -30,8 +29,8 @@ from rollbook.data.rollout_table import rollout_table, rows_at
 from rollbook.data.rollouts import Exchange, Unusable, exchange_of, reward_of
 from rollbook.query.connection import Kept
 from rollbook.records.datasets import DataManifest
-from rollbook.records.row_keys import task_of
-from rollbook.records.rows import Row
+from rollbook.records.identity import task_id
+from rollbook.records.rows import Row, encode_row, sorted_json
 
 Format = Literal["trl", "llamafactory"]
 _HELD = 100_000  # hashes that are handed over at once
@@ -141,10 +140,10 @@ def _contents(job: DataJob, table: Kept) -> Iterator[tuple[Row, Row]]:
 
 def _write_pair(job: DataJob, better: dict[str, Any], worse: dict[str, Any], as_format: Format) -> None:
     row = _row(exchange_of(better), exchange_of(worse))
-    who = {"task_id": task_of(better)}
+    who = {"task_id": task_id(better)}
     made = preference_row(row) if as_format == "llamafactory" else who | row
     scores = {"chosen_reward": reward_of(better), "rejected_reward": reward_of(worse)}
-    job.write(orjson.dumps(made | scores))
+    job.write(encode_row(made | scores))
 
 
 def _row(better: Exchange, worse: Exchange) -> dict[str, Any]:
@@ -153,7 +152,7 @@ def _row(better: Exchange, worse: Exchange) -> dict[str, Any]:
 
 
 def _hash(content: list[Any]) -> int:
-    return xxhash.xxh3_64_intdigest(orjson.dumps(content, option=orjson.OPT_SORT_KEYS))
+    return xxhash.xxh3_64_intdigest(sorted_json(content))
 
 
 def _count(job: DataJob, table: Kept, keep_truncated: bool) -> None:

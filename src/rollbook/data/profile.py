@@ -24,7 +24,7 @@ from rollbook.data.rollout_table import rollout_table, rows_at, task_fields
 from rollbook.errors import UsageError
 from rollbook.query.connection import Kept
 from rollbook.records.datasets import DataManifest
-from rollbook.records.row_keys import TASK_INDEX
+from rollbook.records.identity import TASK_INDEX
 
 PROFILES = """
     select

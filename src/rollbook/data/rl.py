@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from rollbook.data.coverage import add_tasks
+from rollbook.data.coverage import IS_TASK, add_tasks
 from rollbook.data.job import DataJob
 from rollbook.data.profile import PROFILES, Band, TaskProfile
 from rollbook.data.progress import NO_PROGRESS, Progress
@@ -53,14 +53,14 @@ def rl(
 
 
 def _refuse_other_tasks(table: Kept, tasks: Path) -> None:
-    unknown = "from (select distinct task_id from kept) anti join tasks on task_id = name"
+    unknown = f"from (select distinct task_id, _digest from kept) anti join tasks on {IS_TASK}"
     if count := table.one(f"select count(*) {unknown}")[0]:
         some = ", ".join(name for (name,) in table.ask(f"select task_id {unknown} order by 1 limit 3"))
         raise UsageError(
             f"{count} tasks of the rollouts are not in {tasks} (among them {some}); "
-            "give the file they were collected from, or leave out --tasks"
+            "or are there with other prompts; give the file they were collected from, or leave out --tasks"
         )
-    twice = "select list(distinct task_id order by task_id) as names from kept join tasks on task_id = name"
+    twice = f"select list(distinct task_id order by task_id) as names from kept join tasks on {IS_TASK}"
     for (names,) in table.ask(f"{twice} group by place having len(names) > 1 order by place limit 1"):
         raise UsageError(
             f"{' and '.join(names)} of the rollouts are the same task of {tasks}; "
@@ -70,7 +70,9 @@ def _refuse_other_tasks(table: Kept, tasks: Path) -> None:
 
 def _join(job: DataJob, table: Kept, tasks: Path, pass_reward: float, band: Band | None) -> None:
     """The rows of the task file in their order, each with its profile."""
-    placed = f"select place, p.* from ({PROFILES}) p join tasks on task_id = name order by place"
+    digests = "select task_id, max(_digest) as _digest from kept group by task_id"
+    joined = f"({PROFILES}) p join ({digests}) using (task_id) join tasks on {IS_TASK}"
+    placed = f"select place, p.* from {joined} order by place"
     profiles = table.ask(placed, [pass_reward])
     place, *profile = next(profiles, (None,))
     for number, row in enumerate(read_rows(tasks)):

@@ -7,6 +7,7 @@ and `rows_at` reads those.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,10 +16,11 @@ import numpy as np
 
 from rollbook.data.job import DataJob
 from rollbook.errors import RollbookError
+from rollbook.query import task_ids
 from rollbook.query.connection import Kept
 from rollbook.query.session import Session
 from rollbook.query.sql import literal
-from rollbook.records.row_keys import KEY, METRICS, ROLLOUT_INDEX, STEPS
+from rollbook.records.identity import DIGEST, KEY, METRICS, ROLLOUT_INDEX, STEPS
 from rollbook.records.rows import Row, read_rows
 from rollbook.runs.resolve import rows_of
 
@@ -26,8 +28,21 @@ T = TypeVar("T")
 ROLLOUTS = "task_id, group_idx as task_index, reward, input_tokens, output_tokens, truncated"
 # Of a row of a collection what belongs to the rollout; the row names its metrics.
 _OF_ROLLOUTS = frozenset(
-    {KEY, ROLLOUT_INDEX, STEPS, METRICS, "reward", "response", "stop_reason", "num_turns", "logs", "source"}
+    {
+        KEY,
+        DIGEST,
+        ROLLOUT_INDEX,
+        STEPS,
+        METRICS,
+        "reward",
+        "response",
+        "stop_reason",
+        "num_turns",
+        "logs",
+        "source",
+    }
 )
+_SHOWN_AS = {"task_id": "_shown_as", "key": "_shown_as || regexp_extract(key, '#[0-9]{1,18}$')"}
 _COUNTS = "select file, min(rowid), count(*) from scanned group by file order by file"
 _SORTED = """
     create table sorted as select scanned.* from scanned join (
@@ -41,14 +56,19 @@ _SORTED = """
 def rollout_table(job: DataJob, columns: str = ROLLOUTS, *, numbered: bool = False) -> Kept:
     """The table `kept`: these columns of the view `rollouts`, the row's number `n`, and its `file`.
 
-    `numbered`: the columns may do what does not keep the order of rows, such as a join.
+    `numbered`: the columns may do what does not keep the order of rows, such as a join. Otherwise, with
+    `task_id` or `key` come the columns that tell tasks apart, `task_ids.TASK`.
     """
     paths = {str(path.absolute()): path for path in job.paths}
     watch = job.watch("scanning")
-    session = Session(rows_of(job.ends), scratch=job.scratch, watch=watch, numbered=numbered)
+    session = Session(
+        rows_of(job.ends), scratch=job.scratch, watch=watch, numbered=numbered, in_order=not numbered
+    )
+    names = [name for name in ("task_id", "key") if not numbered and re.search(rf"\b{name}\b", columns)]
+    told_apart = "".join(f", {column}" for column in task_ids.TASK) if names else ""
     files = f"file::ENUM({', '.join(map(literal, paths))}) AS file"
     order = " ORDER BY _n" if numbered else ""
-    table = session.keep(f"SELECT {columns}, {files} FROM rollouts{order}", "scanned")
+    table = session.keep(f"SELECT {columns}, {files}{told_apart} FROM rollouts{order}", "scanned")
     # Within a file rows are in order, but DuckDB may begin with a later file before an earlier one, and it
     # reads what was appended since the job began.
     counts: dict[str, int] = {}
@@ -60,6 +80,10 @@ def rollout_table(job: DataJob, columns: str = ROLLOUTS, *, numbered: bool = Fal
     if not is_sorted:
         cases = " ".join(f"when {literal(file)} then {rows}" for file, rows in counts.items())
         table.run(_SORTED.format(rows=f"case file {cases} end"))
+    if names:
+        table.run(task_ids.name_tasks(["scanned"]))
+        for name in names:
+            table.run(task_ids.rename("scanned", name, _SHOWN_AS[name]))
     table.run("create view kept as select rowid as n, * from scanned")
     for file, path in paths.items():
         job.note_scan(path, counts.get(file, 0))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import orjson
 
 from rollbook.data.job import DataJob
 from rollbook.data.llamafactory import (
@@ -27,8 +26,8 @@ from rollbook.data.rollout_table import rollout_table, rows_at
 from rollbook.data.rollouts import Unusable, exchange_of, reward_of
 from rollbook.query.connection import Kept
 from rollbook.records.datasets import DataManifest
-from rollbook.records.row_keys import KEY, task_of
-from rollbook.records.rows import Row
+from rollbook.records.identity import KEY, task_id
+from rollbook.records.rows import Row, encode_row
 
 Format = Literal["messages", "llamafactory"]
 _GOOD = "reward >= ? and (not truncated or ?)"
@@ -84,10 +83,10 @@ def _examples(
         except Unusable as reason:
             job.count(str(reason))
             continue
-        who = {"task_id": task_of(value), "reward": reward_of(value)}
+        who = {"task_id": task_id(value), "reward": reward_of(value)}
         if KEY in value:
             who["rollout"] = value[KEY]
-        yield number, orjson.dumps(made | who)
+        yield number, encode_row(made | who)
 
 
 def _best(

@@ -101,12 +101,13 @@ def _check(shares: Mapping[str, float]) -> None:
 def _group(by: str) -> str:
     """The column by which rows stay together; null for a row that has none."""
     if by in ("task", "row"):
-        return "task_id AS part" if by == "task" else "'' AS part"
+        return "task_id" if by == "task" else "'' AS part"
     return f"nullif((row->{literal(json_path(field_path(by)))})::VARCHAR, 'null') AS part"
 
 
 def _hashes(job: DataJob, table: Kept, by: str, seed: int) -> Iterator[int]:
-    for number, part in table.ask("select n, part from kept order by n"):
+    column = "task_id" if by == "task" else "part"
+    for number, part in table.ask(f"select n, {column} from kept order by n"):
         if part is None:
             [(_, row)] = rows_at(job, np.array([number]))
             hint = f"`data filter --where 'row.{by} is not null'` leaves it out"

@@ -21,8 +21,8 @@ from rollbook.query.session import Session
 from rollbook.query.sql import literal
 from rollbook.records.datasets import side_file
 from rollbook.records.field_paths import FieldPath, field_path, field_text, json_path
+from rollbook.records.identity import KEY, OWN_IDS, PROMPTS, TASK_INDEX
 from rollbook.records.numbers import sql_number
-from rollbook.records.row_keys import KEY, PROMPTS, TASK_INDEX
 from rollbook.records.rows import read_rows
 from rollbook.runs.resolve import Inputs, find_inputs, rows_of
 
@@ -33,7 +33,7 @@ _STOPS = 20
 _NUMBERS = ("BIGINT", "UBIGINT", "HUGEINT", "DOUBLE")  # as DuckDB calls the types of JSON
 _Path = tuple[str, ...]
 # Fields that say which task a row is of; what begins with an underscore counts nothing.
-_NAMES = (KEY, "task_id", TASK_INDEX, "id")
+_NAMES = (KEY, *OWN_IDS, TASK_INDEX)
 
 
 class FieldStats(msgspec.Struct, kw_only=True):

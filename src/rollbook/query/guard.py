@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 import duckdb
@@ -41,13 +42,8 @@ def check_expression(text: str) -> None:
         raise UsageError(f"{text!r} is not a condition; write it as after WHERE in SQL")
 
 
-def checked(sql: str) -> str:
-    """The one statement of a query, which must only read."""
-    return parsed(sql)[0]
-
-
 def parsed(sql: str) -> tuple[str, Any]:
-    """The same with what it is made of."""
+    """The one statement of a query, which must only read, and what it is made of."""
     with duckdb.connect() as connection:
         try:
             statements = connection.extract_statements(sql)
@@ -67,6 +63,20 @@ def parsed(sql: str) -> tuple[str, Any]:
             "(PIVOT needs the values: ON x IN (...)); write results with -o FILE"
         )
     return statement.query, tree
+
+
+def may_name(node: Any, columns: Collection[str]) -> bool:
+    """Whether a query, as `parsed` gives it, can be about one of these columns."""
+    if isinstance(node, list):
+        return any(may_name(inner, columns) for inner in node)
+    if not isinstance(node, dict):
+        return False
+    if node.get("class") == "STAR" or node.get("ref_type") == "NATURAL":
+        return True
+    names = (node.get("column_names") or [])[-1:] + (node.get("using_columns") or [])
+    if any(name.lower() in columns for name in names):
+        return True
+    return any(may_name(inner, columns) for inner in node.values())
 
 
 def _only_reads(node: Any) -> bool:

@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollbook.query.reading import ROW
+import orjson
+
+from rollbook.query.scan import ROW
 from rollbook.query.sql import literal, quoted
+from rollbook.records.field_paths import json_path
 from rollbook.records.jsonl import read_lines
 from rollbook.records.metrics import ALIASES
 from rollbook.records.record import NONFINITE, decode_line
@@ -24,33 +27,38 @@ _LEARNING_RATE = {"lr": "optim/lr"}  # as trainer_log.jsonl has it
 
 @dataclass(frozen=True)
 class MetricColumns:
-    types: dict[str, str]  # what is read: a key and its type
+    types: dict[str, str]  # of every key
+    fields: dict[str, str]  # SQL does not tell `Loss` from `loss`: the first of each is a field of a struct
     selected: dict[str, str]  # what the view shows: a column and where it comes from
-    with_row: bool  # whether some of it comes from the record itself
+
+    def value_of(self, key: str) -> str:
+        if key in self.fields:
+            return f"_line.{quoted(key)}"
+        return f"({ROW}->>{literal(json_path([key]))})::{self.types[key]}"
+
+    def of(self, records: str) -> str:
+        """A FROM clause with the values of the lines, as the struct `_line`."""
+        shape = {key: ["VARCHAR"] if kind == "VARCHAR[]" else kind for key, kind in self.fields.items()}
+        text = literal(orjson.dumps(shape).decode())
+        return f"(SELECT *, json_transform({ROW}, {text}) AS _line FROM {records})"
 
 
 def metric_columns(files: Sequence[DataFile]) -> MetricColumns:
-    found = _types(files)
-    kept: dict[str, str] = {}
-    for key in found:
-        kept.setdefault(key.lower(), key)
-    kept.pop("filename", None)  # the reader has a column of its own by this name
-    types = {key: found[key] for key in kept.values()}
-    taken = set(_TAKEN)
-    selected: dict[str, str] = {}
+    types = _types(files)
+    first: dict[str, str] = {}
     for key in types:
+        first.setdefault(key.lower(), key)
+    columns = MetricColumns(types, {key: types[key] for key in first.values()}, {})
+    selected, taken = columns.selected, set(_TAKEN)
+    for key in [*columns.fields, *(key for key in types if key not in columns.fields)]:
         if key != "step":
-            selected[_free_name(key, taken)] = quoted(key)
-    # SQL does not tell `Loss` from `loss`, nor does the typed reader: such keys are taken from the record.
-    clashing = [key for key in found if key not in types]
-    for key in clashing:
-        selected[_free_name(key, taken)] = f"({ROW}->>{literal(_pointer(key))})::{found[key]}"
-    for key, name in _documented(types):
+            selected[_free_name(key, taken)] = columns.value_of(key)
+    for key, name in _documented(columns.fields):
         if name.lower() not in taken:
-            selected[_free_name(name, taken)] = quoted(key)
-        elif name in types and {types[key], types[name]} <= {_WHOLE, _NUMBER}:
-            selected[name] = f"coalesce({selected[name]}, {quoted(key)})"
-    return MetricColumns(types, selected, bool(clashing))
+            selected[_free_name(name, taken)] = columns.value_of(key)
+        elif name in columns.fields and {types[key], types[name]} <= {_WHOLE, _NUMBER}:
+            selected[name] = f"coalesce({selected[name]}, {columns.value_of(key)})"
+    return columns
 
 
 def _types(files: Sequence[DataFile]) -> dict[str, str]:
@@ -79,10 +87,6 @@ def _free_name(key: str, taken: set[str]) -> str:
         name += "_"
     taken.add(name.lower())
     return name
-
-
-def _pointer(key: str) -> str:
-    return "/" + key.replace("~", "~0").replace("/", "~1")
 
 
 def _documented(types: dict[str, str]) -> list[tuple[str, str]]:

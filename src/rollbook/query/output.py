@@ -1,15 +1,13 @@
 """The rows of an answer as CSV, JSON, JSON lines or Parquet, a batch at a time.
 
-Columns of JSON are JSON in JSON; in CSV they are its text, and so are lists and structs. A file appears whole
-or not at all.
+Columns of JSON are JSON in JSON, to the digit; in CSV they are its text, and so are lists and structs. A file
+and its manifest appear together, or not at all.
 """
 
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,7 +15,9 @@ from typing import Any, TextIO
 import orjson
 
 from rollbook.errors import RollbookError, UsageError, WriteError
-from rollbook.query.session import Answer, SeenTooLateError, Session
+from rollbook.query.session import Answer, Session
+from rollbook.records.complete import complete_files, file_facts
+from rollbook.records.datasets import DataManifest, InputRecord, manifest_path, refuse_foreign_manifest
 from rollbook.records.printable import csv_cell, printable_json
 
 
@@ -43,11 +43,32 @@ def write_file(session: Session, sql: str, path: Path, kind: Format, *, overwrit
         raise UsageError(f"{path} exists; choose another name or add --overwrite")
     if any(file.path.resolve() == path.resolve() for file in session.sources.files):
         raise UsageError(f"{path} is one of the files the query reads; choose another name")
-    with _appearing_whole(path) as aside:
+    refuse_foreign_manifest(path)
+    with complete_files(path, overwrite=overwrite) as (aside,):
         try:
-            return _write(session, sql, aside, kind)
-        except SeenTooLateError:  # nobody has seen the file
-            return _write(session, sql, aside, kind)
+            count = _write(session, sql, made := aside / path.name, kind)
+            manifest = _manifest(session, sql, path, made, count)
+            (aside / manifest_path(path).name).write_bytes(manifest.encoded())
+        except OSError as error:
+            raise WriteError(f"{path}: not written ({error.strerror or error})") from error
+    return count
+
+
+def _manifest(session: Session, sql: str, path: Path, made: Path, rows: int) -> DataManifest:
+    """What the rows were made from: every file that the query could read, as it is at its end."""
+    inputs = [(file.path, file_facts(file.path)) for file in session.files(sql)]
+    facts = file_facts(made)
+    return DataManifest(
+        command="query",
+        directory=str(Path.cwd()),
+        inputs=[InputRecord(path=str(read), bytes=was.bytes, xxh3_128=was.xxh3_128) for read, was in inputs],
+        left_out={str(path): why for path, why in session.sources.skipped},
+        arguments={"sql": sql},
+        output=str(path),
+        output_bytes=facts.bytes,
+        output_xxh3_128=facts.xxh3_128,
+        rows_out=rows,
+    )
 
 
 def _write(session: Session, sql: str, path: Path, kind: Format) -> int:
@@ -60,19 +81,6 @@ def _write(session: Session, sql: str, path: Path, kind: Format) -> int:
 def write_text(answer: Answer, stream: TextIO | EscapedJson, kind: Format) -> int:
     writer = {Format.CSV: _write_csv, Format.JSON: _write_json, Format.JSONL: _write_lines}[kind]
     return writer(answer, stream)
-
-
-@contextmanager
-def _appearing_whole(path: Path) -> Iterator[Path]:
-    aside = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield aside
-        aside.replace(path)
-    except OSError as error:
-        raise WriteError(f"{path}: not written ({error.strerror or error})") from error
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _write_csv(answer: Answer, stream: TextIO | EscapedJson) -> int:
@@ -116,7 +124,7 @@ def _json_rows(answer: Answer) -> Iterator[str]:
     is_json = [kind == "JSON" for kind in answer.types]
     for batch in answer.batches:
         for row in batch:
-            values = (_parsed(value) if json else value for value, json in zip(row, is_json, strict=True))
+            values = (_as_json(value) if json else value for value, json in zip(row, is_json, strict=True))
             yield _dumped(dict(zip(names, values, strict=True)))
 
 
@@ -150,11 +158,16 @@ def distinct(names: list[str]) -> list[str]:
     return list(taken)
 
 
-def _parsed(value: Any) -> Any:
-    try:
-        return None if value is None else orjson.loads(value)
-    except orjson.JSONDecodeError:  # a bare NaN of another writer
-        return value
+def _as_json(value: Any) -> Any:
+    """A value of type JSON as it is written, on one line; a bare NaN of another writer as text."""
+    if value is None:
+        return None
+    if "NaN" in value or "Infinity" in value:
+        try:
+            orjson.loads(value)
+        except orjson.JSONDecodeError:
+            return value
+    return orjson.Fragment(value.replace("\n", " "))
 
 
 def _as_text(value: Any) -> Any:

@@ -1,7 +1,8 @@
-"""The rows of the view `runs`: what run.json and the manifests say of a run, a collection or a dataset."""
+"""The rows of the views `runs` and `history`: what run.json, the manifests and index.yaml say of a run."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,21 @@ def row_of(owner: Owner) -> dict[str, Any]:
     else:
         row = _of_rows(root, owner.manifest)
     return {**row, "run": owner.name, "file": str(root)}
+
+
+def history_rows(artifacts: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """The runs of these histories, oldest first; nothing is written to them."""
+    from rollbook.runs.jobs.ledger import Ledger
+
+    for directory in artifacts:
+        ledger = Ledger(directory)
+        for record in ledger.records(reconcile=False):
+            row = record.to_plain()
+            texts = {
+                key: _text(row.get(key))
+                for key in ("metrics", "checkpoint", "git", "error", "command", "notes")
+            }
+            yield {**row, **texts, "run": record.id, "row": _text(row), "file": str(ledger.path)}
 
 
 def _of_run(root: Path, info: RunInfo | None) -> dict[str, Any]:

@@ -30,7 +30,10 @@ iteration BIGINT the batch about to be trained on
 group_idx BIGINT the place of the problem in the batch; in a collection the row of the input
 traj_idx BIGINT the place of the trajectory in its group; in a collection the repeat
 """
-_TASK = "task_id VARCHAR the problem's own name, the same in every run\n"
+_TASK = """
+task_id VARCHAR its own id, else a digest of what it shows; <id>~<8 hex> where several tasks have one id
+task_digest VARCHAR of what the policy is shown: messages and tools
+"""
 _FILE = "file VARCHAR where the record stands\n"
 
 MEANINGS = {
@@ -42,6 +45,7 @@ MEANINGS = {
     "tokens": "a token of a training row, from the token export; without one of a sampled row",
     "checkpoints": "a saved checkpoint",
     "failures": "a rollout that failed",
+    "history": "a run of artifacts/index.yaml, whatever its kind",
 }
 
 COLUMNS: dict[str, tuple[Column, ...]] = {
@@ -132,7 +136,7 @@ message JSON as it was written
             + "part BIGINT the training row of the trajectory: 0, unless its conversation was rewritten\n"
             + "data_file VARCHAR of a fine-tuning: the file of the row\n"
             + "data_row BIGINT its line there, or row of a Parquet file, from 1\n"
-            + _TASK
+            + "task_id VARCHAR the task's own id\n"
             + """
 step_idx BIGINT the turn that sampled it; empty for tokens of prompts and tools
 token_idx BIGINT its place in the row
@@ -174,6 +178,30 @@ message VARCHAR what it said
 http_status BIGINT of the answer, if there was one
 attempts JSON what was tried
 failed_at TIMESTAMP UTC
+"""
+        + _FILE
+    ),
+    "history": _columns(
+        """
+run VARCHAR the id in the history
+name VARCHAR as it was called
+kind VARCHAR rl, sft, collect, run, ...
+status VARCHAR running, completed, failed, interrupted or lost
+started_at TIMESTAMP UTC
+completed_at TIMESTAMP UTC
+duration_s DOUBLE how long it took
+exit_code BIGINT 128 + n for a process that died of signal n
+reason VARCHAR why it ended as it did
+host VARCHAR where it ran
+user VARCHAR who started it
+output_dir VARCHAR what it wrote, relative to the directory that holds artifacts/
+checkpoint JSON path and step of the last one
+metrics JSON its last metrics
+git JSON sha, dirty, branch
+error JSON type and message
+command JSON as it was typed
+notes JSON what people noted on it
+row JSON the whole record
 """
         + _FILE
     ),

@@ -20,20 +20,19 @@ import duckdb
 
 from rollbook.errors import RollbookError, UsageError
 from rollbook.query.bad_lines import check_lines, check_rows
-from rollbook.query.compressed import check_is_whole
 from rollbook.query.connection import MEMORY, Kept, Watch, interruptible, lock, open_connection
-from rollbook.query.guard import parsed
-from rollbook.query.named_columns import named_columns
-from rollbook.query.reading import Reader, ends_in_the_middle
+from rollbook.query.guard import may_name, parsed
 from rollbook.query.rows import MACROS as ROW_MACROS
-from rollbook.query.rows import TASK_OF, add_function
-from rollbook.query.runs import row_of
+from rollbook.query.runs import history_rows, row_of
+from rollbook.query.scan import MACROS as SCAN_MACROS
+from rollbook.query.scan import Scan, ends_in_the_middle
 from rollbook.query.schema import COLUMNS, VIEWS
 from rollbook.query.sql import quoted
 from rollbook.query.suggest import explain_error
-from rollbook.query.task_names import begins_without_names, is_mark
-from rollbook.query.views import MACROS, OWNERS, Wanted, view_sql
+from rollbook.query.task_ids import EMPTY, FUNCTIONS, add_functions
+from rollbook.query.views import MACROS, OWNERS, Wanted, name_tasks, view_sql
 from rollbook.records.field_paths import FieldPath
+from rollbook.records.rows import check_is_whole
 from rollbook.runs.resolve import DataFile, Role, Sources, find_sources
 
 if TYPE_CHECKING:
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
 _LARGEST_OBJECT, _LARGEST_EVER = 16 << 20, 1 << 30
 _RETRIES = 8
-_MANY_FILES = 200  # from which it pays to read only the columns that a query names
 _BATCH = 1000
 _READS: dict[str, tuple[Role, ...]] = {
     "runs": (),
@@ -54,7 +52,9 @@ _READS: dict[str, tuple[Role, ...]] = {
     "tokens": (),  # not DuckDB's to read: see token_table
     "checkpoints": (Role.CHECKPOINTS,),
     "failures": (Role.SUMMARIES, Role.FAILURES),
+    "history": (),
 }
+_OF_TASKS = frozenset({"rollouts", "steps", "transcripts", "failures"})
 _IN_FILE = re.compile(r'in file "(.*?)", (?:at byte \d+ )?in line \d+')
 _Result = TypeVar("_Result")
 
@@ -66,16 +66,6 @@ class Answer(NamedTuple):
     connection: duckdb.DuckDBPyConnection
 
 
-class SeenTooLateError(RollbookError):
-    """Asked again, the session knows of the rows without a name; but part of the result is out."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "some rows name their task and others do not, which was seen in the middle of the result; "
-            "add ORDER BY ALL to the query, or -o FILE"
-        )
-
-
 class Session:
     def __init__(
         self,
@@ -85,20 +75,20 @@ class Session:
         scratch: Path | None = None,
         watch: Watch | None = None,
         values: Sequence[FieldPath] = (),
+        in_order: bool = False,
         numbered: bool = False,
     ) -> None:
         """`scratch` is where to spill what does not fit into the memory.
 
         Over `rows_of` files `rollouts` may have further columns: `values`, as JSON in v0, v1, ..., and
-        the number of the row in `_n`, for which the rows are read by one thread.
+        `numbered` the number of the row in `_n`, for which the rows are read by one thread. With `in_order`
+        rows come in the order of their files, their tasks by plain ids, with what tells these apart beside
+        them (`task_ids.TASK`).
         """
         self.sources = paths if isinstance(paths, Sources) else find_sources(paths)
         self._memory, self._scratch, self._watch = memory, scratch, watch
-        self._values, self._numbered = values, numbered
+        self._values, self._in_order, self._numbered = values, in_order, numbered
         self._unfinished: set[Path] = set()
-        self._unnamed: set[Path] = set()
-        self._looked_into: set[Path] = set()
-        self._checked: set[Path] = set()
         self._largest_object = _LARGEST_OBJECT
         self._tokens: TokenTable | None = None
 
@@ -124,16 +114,7 @@ class Session:
         """The rows as Arrow's batches, with their types."""
         connection, schema, batches = self._persist(sql, _arrow)
         with contextlib.closing(connection):
-            yield schema, iter(lambda: interruptible(connection, lambda: self._next(batches)), None)
-
-    def _next(self, batches: Iterator[pyarrow.RecordBatch]) -> pyarrow.RecordBatch | None:
-        try:
-            return next(batches, None)
-        except OSError as error:  # Arrow's, with what DuckDB said
-            if is_mark(error):
-                self._read_all_by_record()
-                raise SeenTooLateError from error
-            raise
+            yield schema, iter(lambda: interruptible(connection, lambda: next(batches, None)), None)
 
     def columns(self, view: str) -> list[tuple[str, str]]:
         """The names and types of a view over these files."""
@@ -142,10 +123,18 @@ class Session:
 
     def _persist(self, sql: str, act: Callable[[duckdb.DuckDBPyConnection, str], _Result]) -> _Result:
         sql, tree = parsed(sql)
+        self._unfinished = set()  # each time anew: a writer may have gone on, or made a mess of it
+        with_names, files = self._names_tasks(sql, tree), self.files(sql)
+        self._look_for_unfinished(files)
         for _ in range(_RETRIES):
-            connection = self._connect(sql, named_columns(tree))
+            connection, before = self._connect(sql, files, with_names)
+
+            def work() -> _Result:
+                if before:  # noqa: B023 - called at once
+                    connection.execute(before)  # noqa: B023
+                return act(connection, sql)  # noqa: B023
+
             try:
-                work = lambda: act(connection, sql)  # noqa: B023, E731 - called at once
                 return interruptible(connection, work, self._watch)
             except (duckdb.Error, RuntimeError) as error:
                 connection.close()
@@ -172,29 +161,43 @@ class Session:
                 batch = interruptible(connection, lambda: connection.fetchmany(_BATCH))
             except (duckdb.Error, RuntimeError) as error:
                 self._learn(error)
-                if is_mark(error):
-                    raise SeenTooLateError from error
                 raise RollbookError("a file changed while it was read; try again") from error
 
-    def _connect(self, sql: str, names: frozenset[str] | None = None) -> duckdb.DuckDBPyConnection:
-        views = [name for name in VIEWS if re.search(rf"\b{name}\b", sql, re.IGNORECASE)] or list(VIEWS)
-        roles = {role for name in views for role in _READS[name]}
-        files = self.sources.of(*roles)
-        self._look_for_unfinished(files)
-        unnamed = self._look_for_unnamed(files) if names is None or "task_id" in names else frozenset()
-        reader = Reader(frozenset(self._unfinished), self._largest_object)
-        with_row = re.search(r"\brow\b", sql, re.IGNORECASE) is not None
-        kept = names if len(files) > _MANY_FILES else None
-        in_order = any(file.end is not None for file in files)
-        wanted = Wanted(self.sources, reader, with_row, kept, unnamed, in_order, self._values, self._numbered)
+    def files(self, sql: str) -> list[DataFile]:
+        """The files that a query reads."""
+        roles = {role for name in _views_in(sql) for role in _READS[name]}
+        if self._names_tasks(*parsed(sql)):
+            roles |= {Role.SUMMARIES, Role.ROWS}
+        return self.sources.of(*roles)
+
+    def _names_tasks(self, sql: str, tree: Any) -> bool:
+        """Whether it matters what tasks are shown as."""
+        is_about_tasks = not _OF_TASKS.isdisjoint(_views_in(sql)) and may_name(tree, {"task_id", "key"})
+        return is_about_tasks and not self._in_order
+
+    def _connect(
+        self, sql: str, files: list[DataFile], with_names: bool
+    ) -> tuple[duckdb.DuckDBPyConnection, str]:
+        """A connection with the views, and the statements that are to be run on it before the query."""
+        wanted = Wanted(
+            self.sources,
+            Scan(frozenset(self._unfinished), self._largest_object),
+            with_row=re.search(r"\brow\b", sql, re.IGNORECASE) is not None,
+            in_order=self._in_order,
+            values=self._values,
+            numbered=self._numbered,
+            with_names=with_names,
+        )
         connection = open_connection(self._memory, self._scratch)
         try:
-            add_function(connection)
-            connection.execute(MACROS + ROW_MACROS)
+            add_functions(connection)
+            connection.execute(SCAN_MACROS + ROW_MACROS + MACROS + EMPTY)
             _add_owners(connection, files)
-            for name in views:
+            for name in _views_in(sql):
                 if name == "runs":
-                    _add_runs(connection, map(row_of, self.sources.owners))
+                    _add_table(connection, name, map(row_of, self.sources.owners))
+                elif name == "history":
+                    _add_table(connection, name, history_rows(self.sources.histories))
                 elif name == "tokens":
                     self._add_tokens(connection)
                 else:
@@ -203,7 +206,7 @@ class Session:
         except duckdb.Error as error:
             connection.close()
             raise RollbookError(f"the files cannot be read: {_first_line(error)}") from error
-        return connection
+        return connection, name_tasks(wanted) if with_names else ""
 
     def _add_tokens(self, connection: duckdb.DuckDBPyConnection) -> None:
         from rollbook.query.token_table import TokenTable
@@ -213,25 +216,11 @@ class Session:
 
     def _look_for_unfinished(self, files: Iterable[DataFile]) -> None:
         for file in files:
-            if file.path in self._checked or file.is_parquet:
-                continue
-            self._checked.add(file.path)
-            if not file.is_plain:
-                check_is_whole(file.path)
-            elif file.end is None and ends_in_the_middle(file.path):
+            if file.path.suffix == ".zst":
+                check_is_whole(file.path)  # DuckDB takes one that was cut short for an empty one
+            elif file.is_plain and file.end is None and ends_in_the_middle(file.path):
                 check_lines(file)
                 self._unfinished.add(file.path)
-
-    def _look_for_unnamed(self, files: Iterable[DataFile]) -> frozenset[Path]:
-        for file in files:
-            if file.role is Role.ROWS and file.path not in self._looked_into:
-                self._looked_into.add(file.path)
-                if begins_without_names(file):
-                    self._unnamed.add(file.path)
-        return frozenset(self._unnamed)
-
-    def _read_all_by_record(self) -> None:
-        self._unnamed.update(file.path for file in self.sources.of(Role.ROWS))
 
     def _learn(self, error: Exception) -> None:
         """Raise what a person should read, or return after a change that makes another try worth while."""
@@ -242,16 +231,13 @@ class Session:
             if "interrupted" in text:
                 raise KeyboardInterrupt from error
             raise error
-        if is_mark(error):
-            self._read_all_by_record()
-            return
         if "maximum_object_size" in text and self._largest_object < _LARGEST_EVER:
             self._largest_object *= 4
             return
         if found := _IN_FILE.search(text):
             self._find_bad_line(Path(found[1]), error)
             return
-        if isinstance(error, duckdb.IOException) or TASK_OF in text or "UDF" in text:
+        if isinstance(error, duckdb.IOException) or "UDF" in text or any(map(text.__contains__, FUNCTIONS)):
             check_rows(self.sources.files)  # DuckDB does not say which file it was
         raise explain_error(error, self._memory, self._known_columns) from error
 
@@ -267,16 +253,19 @@ class Session:
         if file is None or not file.is_plain or path in self._unfinished:
             raise RollbookError(str(error).split("\n\n")[0]) from error
         check_lines(file)
-        if "transform error" in str(error):
-            raise RollbookError(str(error).split("\n")[0]) from error
         self._unfinished.add(path)  # a line was being written when DuckDB came to it
+
+
+def _views_in(sql: str) -> list[str]:
+    return [name for name in VIEWS if re.search(rf"\b{name}\b", sql, re.IGNORECASE)] or list(VIEWS)
 
 
 def _executed(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyRelation:
     relation = connection.sql(sql).materialize()  # now, so that what goes wrong is said here
-    with contextlib.suppress(duckdb.Error):
-        # A relation that lives to the end of the program would hold it, and DuckDB complain of a leak.
-        connection.remove_function(TASK_OF)
+    for name in FUNCTIONS:
+        with contextlib.suppress(duckdb.Error):
+            # A relation that lives to the end of the program would hold it, and DuckDB complain of a leak.
+            connection.remove_function(name)
     return relation
 
 
@@ -300,14 +289,14 @@ def _add_owners(connection: duckdb.DuckDBPyConnection, files: list[DataFile]) ->
         connection.execute(f"INSERT INTO {OWNERS} SELECT unnest(?), unnest(?), unnest(?::VARCHAR[])", values)
 
 
-def _add_runs(connection: duckdb.DuckDBPyConnection, runs: Iterable[dict[str, Any]]) -> None:
-    columns = COLUMNS["runs"]
+def _add_table(connection: duckdb.DuckDBPyConnection, name: str, rows: Iterable[dict[str, Any]]) -> None:
+    columns = COLUMNS[name]
     declared = ", ".join(f"{quoted(column.name)} {column.type}" for column in columns)
-    connection.execute(f"CREATE TABLE runs ({declared})")
+    connection.execute(f"CREATE TABLE {name} ({declared})")
     places = ", ".join("_utc(?)" if column.type == "TIMESTAMP" else "?" for column in columns)
-    for run in runs:
-        values = [run.get(column.name) for column in columns]
-        connection.execute(f"INSERT INTO runs VALUES ({places})", values)
+    for row in rows:
+        values = [row.get(column.name) for column in columns]
+        connection.execute(f"INSERT INTO {name} VALUES ({places})", values)
 
 
 def _first_line(error: duckdb.Error) -> str:

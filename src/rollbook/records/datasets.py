@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from rollbook.errors import BadFileError
+from rollbook.errors import BadFileError, UsageError
 from rollbook.records.plain import encode_document, utc_now
 from rollbook.records.run_info import versions
 
@@ -81,6 +81,22 @@ def manifest_owner(manifest: Path) -> Path | None:
     """The file a manifest describes; None where it does not say, or where there is no manifest."""
     output = _load(manifest).get("output")
     return manifest.with_name(Path(output).name) if isinstance(output, str) and output else None
+
+
+def refuse_foreign_manifest(output: Path) -> None:
+    """`rollouts.parquet` beside `rollouts.jsonl` must not take the name of its manifest."""
+    path = manifest_path(output)
+    if not path.exists():
+        return
+    try:
+        owner = manifest_owner(path)
+    except BadFileError:
+        owner = None
+    if owner is None or (owner.name != output.name and owner.exists()):
+        raise UsageError(
+            f"{path} belongs to {owner or 'another file'}, and {output.name} would share it; "
+            "choose a name that differs before the ending"
+        )
 
 
 def is_collection(manifest: Mapping[str, Any]) -> bool:

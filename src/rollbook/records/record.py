@@ -22,6 +22,7 @@ from rollbook.records.jsonl import Line, read_lines
 from rollbook.records.plain import Plain, encode, is_plain, to_plain
 
 NONFINITE = "nonfinite"
+_decode = msgspec.json.Decoder().decode
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -112,6 +113,14 @@ def decode_json(data: bytes) -> Plain:
         if value is None:
             raise
     return value
+
+
+def decode_exactly(data: bytes) -> Plain:
+    """The same with whole numbers of any size; others make floats of those past 64 bits."""
+    try:
+        return _decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # or say what is wrong as others do
+        return decode_json(data)
 
 
 def _decode_nonfinite(data: bytes, error: orjson.JSONDecodeError) -> Plain:

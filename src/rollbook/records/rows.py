@@ -18,7 +18,8 @@ import orjson
 
 from rollbook.errors import BadFileError, BadLineError
 from rollbook.records.jsonl import Line
-from rollbook.records.record import decode_line
+from rollbook.records.plain import encode_exactly
+from rollbook.records.record import decode_exactly, decode_line
 
 COMPRESSED = {".zst": "zstd", ".gz": "gzip"}
 _CHUNK = 1 << 20
@@ -40,7 +41,13 @@ class Row(NamedTuple):
     number: int  # of the line, or of the row of a Parquet file, from 1
 
     def value(self) -> dict[str, Any]:
-        value = decode_line(self.path, Line(self.data, self.number, 0, 0))
+        try:
+            value = decode_exactly(self.data)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            self.check()  # which says why
+            raise self.error("not a JSON object")
         if self._may_be_deep() and _depth(value) > _DEEPEST:
             raise self.error(f"is nested more than {_DEEPEST} levels deep; leave it out or flatten it")
         return value
@@ -64,6 +71,22 @@ class Row(NamedTuple):
 
     def _may_be_deep(self) -> bool:
         return self.data.count(b"{") + self.data.count(b"[") > _DEEPEST
+
+
+def encode_row(value: Any) -> bytes:
+    """A row as JSON, whole numbers of any size as they are."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return encode_exactly(value)
+
+
+def sorted_json(value: Any) -> bytes:
+    """The same bytes for equal values, whatever the order of their keys."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        return msgspec.json.encode(value, order="deterministic")
 
 
 def duckdb_pattern(path: Path) -> str:
@@ -139,6 +162,12 @@ class _Bounded(io.FileIO):
             self._digest.update(data)
         self._on_read(len(data))
         return data
+
+
+def check_is_whole(path: Path) -> None:
+    """Raises where the end of a compressed file is missing."""
+    for _ in _lines(path, _Bounded(path, None, lambda _: None, None)):
+        pass
 
 
 def _lines(path: Path, file: _Bounded) -> Iterator[bytes]:

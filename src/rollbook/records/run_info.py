@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import os
 import platform
-import secrets
 import socket
 import sys
-import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,6 @@ from rollbook.records.run_inputs import RunInput
 from rollbook.version import __version__
 
 _REPORTED_PACKAGES = ("torch", "transformers", "peft", "vllm", "trl", "numpy", "datasets")
-_ID_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 class Attempt(Record, kw_only=True):
@@ -65,12 +62,6 @@ class RunInfo(Record, kw_only=True):
 
     def to_plain(self) -> dict[str, Any]:
         return {**super().to_plain(), "attempts": [attempt.to_plain() for attempt in self.attempts]}
-
-
-def new_run_id() -> str:
-    """Unique without coordination, sortable by time: UTC seconds and 40 random bits."""
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    return f"{stamp}-{''.join(secrets.choice(_ID_ALPHABET) for _ in range(8))}"
 
 
 def new_attempt(number: int, log_lengths: dict[str, int], resumed_from: str | None) -> Attempt:

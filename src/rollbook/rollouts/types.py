@@ -99,6 +99,7 @@ class Task(msgspec.Struct):
     repeat: int = 0
     reply: Completion | None = None  # a reply of an earlier attempt that only has to be graded
     seed: int | None = None  # every turn's seed follows from it
+    digest: str | None = None  # of what the row shows
 
 
 class Opening(msgspec.Struct):

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from rollbook.errors import UsageError
 from rollbook.records.datasets import ENDINGS, is_collection, made_from, read_manifest, side_file, stem_of
-from rollbook.records.layout import TRAIN, Artifact, RunFiles, eval_split
+from rollbook.records.layout import INDEX_YAML, TRAIN, Artifact, RunFiles, eval_split
 from rollbook.records.run_info import RunInfo, read_run_info
 from rollbook.records.token_files import TOKEN_EXPORTS
 from rollbook.records.token_places import TokenSource, manifest_beside, token_source
@@ -96,6 +96,7 @@ class Sources:
     files: list[DataFile]
     skipped: list[Skipped]
     tokens: dict[str, TokenSource] = field(default_factory=dict)  # by the run
+    histories: list[Path] = field(default_factory=list)  # directories with an index.yaml
 
     def of(self, *roles: Role) -> list[DataFile]:
         return [file for file in self.files if file.role in roles]
@@ -114,7 +115,9 @@ class Inputs(NamedTuple):
 
 def find_sources(things: Iterable[str | Path]) -> Sources:
     """The runs, collections and datasets of these paths, each once."""
-    found, skipped = _found(things)
+    things = list(things)
+    histories = _histories(things)
+    found, skipped = _found(things, may_be_empty=bool(histories))
     owners: dict[Path, Owner] = {}
     for owner in found:
         known = owners.setdefault(owner.root.resolve(), owner)
@@ -130,7 +133,7 @@ def find_sources(things: Iterable[str | Path]) -> Sources:
     # The failures of a collection are read as such.
     skipped = [one for one in skipped if role_of(one.path) is not Role.FAILURES]
     tokens = {owner.name: owner.tokens for owner in owners.values() if owner.tokens is not None}
-    return Sources(list(owners.values()), files, skipped, tokens)
+    return Sources(list(owners.values()), files, skipped, tokens, histories)
 
 
 def find_inputs(things: Iterable[str | Path]) -> Inputs:
@@ -168,13 +171,22 @@ def role_of(path: Path) -> Role | None:
     return Role.ROWS if stem_of(path.name) is not None else None
 
 
-def _found(things: Iterable[str | Path]) -> tuple[list[Owner], list[Skipped]]:
+def _histories(things: Iterable[str | Path]) -> list[Path]:
+    """The nearest directory with an index.yaml at or above each of these."""
+    above = [(path, *path.parents) for thing in things for path in [Path(thing).expanduser().absolute()]]
+    nearest = (next((path for path in paths if (path / INDEX_YAML).is_file()), None) for paths in above)
+    return list(dict.fromkeys(path for path in nearest if path is not None))
+
+
+def _found(things: Iterable[str | Path], *, may_be_empty: bool = False) -> tuple[list[Owner], list[Skipped]]:
     named: set[Path] = set()
     owners: dict[Path, Owner] = {}
     for thing in things:
         for path in _expanded(str(thing)):
+            if path.name == INDEX_YAML and may_be_empty:
+                continue
             inside = _owners_in(path) if path.is_dir() else [_owner_of_file(path)]
-            if not inside:
+            if not inside and not (may_be_empty and (path / INDEX_YAML).is_file()):
                 raise UsageError(
                     f"{thing}: nothing to read here: no run ({_RUN_FILES}) "
                     f"and no file of rows ({', '.join(ENDINGS)})"
@@ -182,7 +194,7 @@ def _found(things: Iterable[str | Path]) -> tuple[list[Owner], list[Skipped]]:
             for owner in inside:
                 owners.setdefault((owner.typed or owner.root).resolve(), owner)
         named.add(Path(thing).expanduser().resolve())
-    if not owners:
+    if not owners and not may_be_empty:
         raise UsageError("nothing to read; name run directories, collections, files or directories of them")
     skipped = _skipped({real: owner for real, owner in owners.items() if owner.typed is not None}, named)
     return [owner for real, owner in owners.items() if real not in skipped], list(skipped.values())

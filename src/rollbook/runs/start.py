@@ -19,6 +19,7 @@ from rollbook.records.checkpoints import (
     none_is_whole,
     read_checkpoints,
 )
+from rollbook.records.identity import new_run_id
 from rollbook.records.layout import Layout, RunFiles
 from rollbook.records.plain import utc_now
 from rollbook.records.redact import redact_tree
@@ -26,7 +27,6 @@ from rollbook.records.run_info import (
     RunInfo,
     command_line,
     new_attempt,
-    new_run_id,
     read_run_info,
     versions,
     write_run_info,

@@ -20,6 +20,7 @@ from rollbook.data.llamafactory import DatasetEntry, Unsuitable, conversation_ro
 from rollbook.data.output import new_dataset
 from rollbook.records.atomic import write_atomic
 from rollbook.records.layout import sanitize
+from rollbook.records.rows import encode_row
 from rollbook.rollouts.types import Message
 from rollbook.sft.conversations import Conversation, read_conversations
 from rollbook.sft.settings import DatasetSettings, SftSettings
@@ -102,7 +103,7 @@ def _write(datasets: Sequence[DatasetSettings], path: Path, controls: re.Pattern
                     report.left_out_by_weight += 1
                 elif (row := _row(conversation, report, controls)) is not None:
                     for _ in range(copies):
-                        output.write(orjson.dumps(row))
+                        output.write(encode_row(row))
         report.samples = output.rows
     return LfDataset(register(path, DatasetEntry()), path, report)
 

@@ -13,9 +13,10 @@ import pytest
 import yaml
 
 from rollbook.errors import BadFileError, UsageError
+from rollbook.records.identity import new_history_id
 from rollbook.runs.jobs import processes
 from rollbook.runs.jobs.index_file import HEADER, encode_item
-from rollbook.runs.jobs.ledger import Ledger, RunEnd, RunStart, Status, new_id
+from rollbook.runs.jobs.ledger import Ledger, RunEnd, RunStart, Status
 from rollbook.runs.jobs.processes import ProcessIdentity, identify
 
 
@@ -72,12 +73,12 @@ def test_an_update_cannot_end_a_run(ledger: Ledger) -> None:
 
 
 def test_ids_are_unique_sortable_and_file_names() -> None:
-    ids = [new_id("my run/ü!" * 30) for _ in range(1000)]
+    ids = [new_history_id("my run/ü!" * 30) for _ in range(1000)]
     assert len(set(ids)) == 1000
     assert all(len(run_id) < 80 and run_id.isascii() and "/" not in run_id for run_id in ids)
     stamps = [run_id.split("-")[0] for run_id in ids]
     assert stamps == sorted(stamps)
-    assert new_id("ü").split("-")[1] == "unnamed"
+    assert new_history_id("ü").split("-")[1] == "unnamed"
 
 
 def test_a_run_is_found_by_id_prefix_name_or_latest(ledger: Ledger) -> None:

@@ -23,7 +23,8 @@ from typing import Any
 import msgspec
 
 from rollbook.errors import BadFileError, LockedError, UsageError, WriteError
-from rollbook.records.layout import INDEX_YAML, sanitize
+from rollbook.records.identity import new_history_id
+from rollbook.records.layout import INDEX_YAML
 from rollbook.records.plain import utc_now
 from rollbook.records.record import Record
 from rollbook.runs.jobs import signs_of_life
@@ -131,12 +132,6 @@ class RunRecord(Record, kw_only=True):
         return self.status == Status.RUNNING
 
 
-def new_id(name: str) -> str:
-    """Sortable by time, unique without coordination: UTC seconds, the name, 40 random bits."""
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    return f"{stamp}-{sanitize(name)[:40].strip('._-') or 'unnamed'}-{os.urandom(5).hex()}"
-
-
 class Ledger:
     def __init__(self, artifacts: Path | str, *, lock_timeout_s: float = 30.0) -> None:
         self.artifacts = Path(artifacts).expanduser().absolute()
@@ -145,7 +140,7 @@ class Ledger:
         self._file = IndexFile(self.path, lock_timeout_s=lock_timeout_s)
 
     def start(self, run: RunStart) -> str:
-        run.id = run.id or new_id(run.name)
+        run.id = run.id or new_history_id(run.name)
         run.started_at = run.started_at or utc_now()
         run.host = run.host or socket.gethostname()
         run.user = run.user or _user()

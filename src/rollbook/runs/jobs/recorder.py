@@ -50,10 +50,11 @@ class Recorder:
 
     def _record_start(self) -> None:
         self._over.wait(_START_AFTER_S)
-        from rollbook.runs.jobs.ledger import Ledger, RunStart, new_id
+        from rollbook.records.identity import new_history_id
+        from rollbook.runs.jobs.ledger import Ledger, RunStart
 
         job = self._job
-        ledger, self._id = Ledger(job.artifacts), new_id(job.name)
+        ledger, self._id = Ledger(job.artifacts), new_history_id(job.name)
         archive = ledger.artifacts / "archives" / self._id
         start = RunStart(
             id=self._id,

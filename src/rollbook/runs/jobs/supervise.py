@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from rollbook.errors import RollbookError, UsageError
+from rollbook.records.identity import new_history_id
 from rollbook.records.layout import sanitize
 from rollbook.runs.jobs.child import GuardianLink, Stream, start_child, stdin_for_child
 from rollbook.runs.jobs.job import Job, Started
-from rollbook.runs.jobs.ledger import Ledger, RunEnd, RunStart, Status, new_id
+from rollbook.runs.jobs.ledger import Ledger, RunEnd, RunStart, Status
 from rollbook.runs.jobs.outcome import NOT_EXECUTABLE, NOT_FOUND, judge
 from rollbook.runs.jobs.processes import RUN_ID_VARIABLE, OomWatch
 from rollbook.runs.jobs.signals import SignalQueue
@@ -65,7 +66,7 @@ class _Supervisor:
         self._terminal, self._on_start = terminal, on_start
         self._started: Started | None = None
         self._began = time.monotonic()
-        self.id = new_id(job.name)
+        self.id = new_history_id(job.name)
         self.archive = ledger.artifacts / "archives" / self.id
 
     def run(self) -> RunEnd:

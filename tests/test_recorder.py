@@ -136,12 +136,12 @@ def test_a_run_is_recorded(capsys: pytest.CaptureFixture[str]) -> None:
     assert record.metrics["final_loss"] == pytest.approx(sum(line["loss"] for line in points) / 6)
 
     report = command(capsys, "status", "--json")
-    assert (report["status"], report["standing"]["step"], report["standing"]["percent"]) == (
+    assert (report["status"], report["progress"]["step"], report["progress"]["percent"]) == (
         "completed",
         6,
         100.0,
     )
-    assert report["standing"]["value"] == points[-1]["loss"]
+    assert report["progress"]["value"] == points[-1]["loss"]
     assert [run["id"] for run in command(capsys, "history", "--json")] == [record.id]
     assert command(capsys, "plot", "--json")["curves"] == {"loss": 6, "eval_loss": 2}
     assert Path("out/training_loss.png").stat().st_size > 0
@@ -207,7 +207,7 @@ def test_a_loss_that_is_not_finite_is_shouted(capsys: pytest.CaptureFixture[str]
     assert [alert.title for alert in more] == ["train_loss not finite"]  # once, not at every step
     assert "[rollbook] step 4 of 6: loss, grad_norm not finite" in capsys.readouterr().err
     report = command(capsys, "status", "--json")
-    assert report["standing"]["nonfinite"] == ["loss", "grad_norm"]
+    assert report["progress"]["nonfinite"] == ["loss", "grad_norm"]
 
 
 def test_a_killed_run_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,7 +224,7 @@ def test_a_killed_run_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
         trainer.wait()
     report = command(capsys, "status", "--json", code=4)
     assert report["status"] == "lost"
-    assert (report["standing"]["step"], report["standing"]["checkpoint"]["step"]) == (3, 2)
+    assert (report["progress"]["step"], report["progress"]["checkpoint"]["step"]) == (3, 2)
     assert command(capsys, "plot", "--json")["curves"] == {"loss": 3}
 
 

@@ -14,7 +14,7 @@ class RollbookError(Exception):
 
 
 class UsageError(RollbookError):
-    """The words of a call are off: an unknown key, a value of the wrong type."""
+    """Wrong arguments: an unknown key, a value of the wrong type."""
 
     exit_code = 2
 

@@ -83,7 +83,7 @@ class Recorder:
     def _warn(self, error: Exception) -> None:
         if not self._has_warned:
             self._has_warned = True
-            _say(f"this run is not fully recorded ({type(error).__name__}: {error}); training goes on")
+            _print(f"this run is not fully recorded ({type(error).__name__}: {error}); training continues")
 
 
 class _Session:
@@ -159,7 +159,7 @@ class _Session:
 
     def _shout(self, names: list[str]) -> None:
         what = f"{', '.join(names)} not finite"
-        _say(f"step {self.state.global_step} of {self.state.max_steps}: {what} ({self.directory})")
+        _print(f"step {self.state.global_step} of {self.state.max_steps}: {what} ({self.directory})")
         level = "error" if any("loss" in name for name in names) else "warning"
         text = f"NaN or infinity: null in {self._path.name}, and listed there as nonfinite"
         if self._is_open:
@@ -201,7 +201,7 @@ def _end_all(status: str, reason: str) -> None:
         try:
             session.end(status, reason)
         except Exception as why:
-            _say(f"how this run ended is not recorded ({type(why).__name__}: {why})")
+            _print(f"how this run ended is not recorded ({type(why).__name__}: {why})")
 
 
 def register() -> None:
@@ -225,7 +225,7 @@ def _set_aside(path: Path) -> None:
         path.rename(path.with_name(f"{path.stem}.{utc_now().replace(':', '')}{path.suffix}"))
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stderr.write(f"[rollbook] {text}\n")
 
 

@@ -113,7 +113,7 @@ def test_a_finished_collection_in_the_history(terminal: Terminal, tmp_path: Path
     shown = terminal.json("status", "out")
     assert (shown["status"], shown["kind"], shown["exit_code"]) == ("completed", "collect", 0)
     assert shown["metrics"] == {"reward_mean": 1.0, "ok": 8, "failed": 0, "missing": 0, "expected": 8}
-    assert shown["standing"]["source"] == "out_progress.json"
+    assert shown["progress"]["source"] == "out_progress.json"
     (run,) = terminal.runs()
     assert (run["output_dir"], run["progress_file"]) == (".", "out_progress.json")
     assert run["command"] == ["rollbook", "collect", *WORDS, "num_repeats=2"]
@@ -153,7 +153,7 @@ def test_how_collections_end(terminal: Terminal, tmp_path: Path) -> None:
     )
     assert "to resume: rollbook collect +agent_name=a" in shown
     # An earlier session of the same output is shown by what the history kept of it.
-    assert terminal.json("status", "rate", code=4)["standing"]["collection"]["failed"] == 2
+    assert terminal.json("status", "rate", code=4)["progress"]["collection"]["failed"] == 2
 
 
 def test_what_is_refused_is_no_run(terminal: Terminal, tmp_path: Path) -> None:
@@ -183,15 +183,15 @@ def test_a_killed_collector_is_lost_and_its_file_not_believed(terminal: Terminal
     assert progress_of(own)["status"] == "running"
     for ref in ("out.jsonl", "out"):
         shown = terminal.json("status", ref, code=4)
-        assert (shown["status"], shown["standing"]["collection"]["status"]) == ("lost", "lost")
-        assert shown["standing"]["collection"]["done"] == progress_of(own)["done"]
-        assert shown["standing"]["eta_s"] is None
+        assert (shown["status"], shown["progress"]["collection"]["status"]) == ("lost", "lost")
+        assert shown["progress"]["collection"]["done"] == progress_of(own)["done"]
+        assert shown["progress"]["eta_s"] is None
     assert terminal("status", "out.jsonl", code=4).count("is gone") == 1
     (tmp_path / "hurry").touch()
     terminal("collect", *WORDS)
     assert [run["status"] for run in terminal.runs()] == ["lost", "completed"]
     assert f"{MANY} of {MANY} (" in terminal("status") and "completed" in terminal("status", "out.jsonl")
-    assert terminal.json("status", terminal.runs()[0]["id"], code=4)["standing"]["collection"] is None
+    assert terminal.json("status", terminal.runs()[0]["id"], code=4)["progress"]["collection"] is None
 
 
 def test_detached_seen_stopped_and_resumed(terminal: Terminal, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_detached_seen_stopped_and_resumed(terminal: Terminal, tmp_path: Path) -
     assert "is running" in said and "rollbook logs -f big" in said and "rollbook stop big" in said
     until(lambda: progress_of(tmp_path / "out_progress.json").get("done", 0) > 0)
     shown = terminal.json("status", "big", code=3)
-    assert shown["standing"]["collection"]["expected"] == MANY
+    assert shown["progress"]["collection"]["expected"] == MANY
     watching = terminal.start("status", "--watch", "out.jsonl")
     assert watching.stdout is not None and "out.jsonl: running" in watching.stdout.readline()
     said = terminal("stop", "big")

@@ -129,10 +129,10 @@ def test_status_of_a_recorded_run_and_its_plot(shell: Shell) -> None:
     )
     shell("run", "demo", "--", sys.executable, "-c", loop)
     report = shell.json("status")
-    standing = report["standing"]
-    assert (standing["step"], standing["total_steps"], standing["percent"]) == (5, 5, 100.0)
-    assert standing["headline"] == "env/all/reward/total"
-    assert standing["checkpoint"]["complete"] is True
+    status = report["progress"]
+    assert (status["step"], status["total_steps"], status["percent"]) == (5, 5, 100.0)
+    assert status["headline"] == "env/all/reward/total"
+    assert status["checkpoint"]["complete"] is True
     assert report["checkpoint"]["step"] == 5
     drawn = shell.json("plot", "demo")
     assert (shell.directory / drawn["picture"]).read_bytes().startswith(b"\x89PNG")
@@ -142,10 +142,10 @@ def test_status_of_a_recorded_run_and_its_plot(shell: Shell) -> None:
 
 def test_a_trainers_directory(shell: Shell, peer_fixtures: Path) -> None:
     shell("run", "sft", "--output-dir", str(peer_fixtures / "llamafactory_sft"), "--", "true")
-    standing = shell.json("status")["standing"]
-    assert standing["source"] == "trainer_log.jsonl"
-    assert (standing["step"], standing["total_steps"]) == (12, 12)
-    assert standing["headline"] == "loss" and standing["value"] > 0
+    status = shell.json("status")["progress"]
+    assert status["source"] == "trainer_log.jsonl"
+    assert (status["step"], status["total_steps"]) == (12, 12)
+    assert status["headline"] == "loss" and status["value"] > 0
     crashed = peer_fixtures / "llamafactory_crashed"
     drawn = shell.json("plot", str(crashed), "-o", "crashed.png")
     assert drawn["curves"]["loss"] > 0
@@ -234,8 +234,8 @@ def test_a_diverged_loss_is_shouted(shell: Shell) -> None:
 
 def test_a_trl_directory(shell: Shell, peer_fixtures: Path) -> None:
     shell("run", "trl", "--output-dir", str(peer_fixtures / "trl_sft"), "--", "true")
-    standing = shell.json("status")["standing"]
-    assert standing["source"] == "trainer_state.json" and standing["step"] == 4
+    status = shell.json("status")["progress"]
+    assert status["source"] == "trainer_state.json" and status["step"] == 4
     assert shell.json("plot", "trl", "-o", "trl.png")["curves"]["loss"] > 0
     assert "no picture could be written" in shell("plot", "trl", "-o", "trl.nonsense", code=2)
 

@@ -93,13 +93,13 @@ def test_an_input_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_duplicate_id_names_both_lines(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "in.jsonl", [row("a"), row("b"), row("c"), row("b")])
-    with pytest.raises(UsageError, match=r"in\.jsonl:4: the id 'b' stands on line 2 already"):
+    with pytest.raises(UsageError, match=r"in\.jsonl:4: the id 'b' is already on line 2"):
         read_input(path)
 
 
 def test_the_number_1_and_the_text_1_are_the_same_id(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "in.jsonl", [row("1"), {**row(None), "task_id": 1}])
-    with pytest.raises(UsageError, match="'1' stands on line 1 already"):
+    with pytest.raises(UsageError, match="'1' is already on line 1"):
         read_input(path)
 
 

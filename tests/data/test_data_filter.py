@@ -116,7 +116,7 @@ def test_what_is_no_condition_is_refused(source: Path, tmp_path: Path, where: st
         ("row.rewrd > 1", "did you mean row.reward?"),
         ("has(reward)", "in SQL: x is not null"),
         ("reward == null", "in SQL: x is null"),
-        ('row.text = "hi"', "texts stand in single quotes"),
+        ('row.text = "hi"', "write texts in single quotes"),
         ("matches(row.text, 'h')", "in SQL: regexp_matches(x, 'pattern')"),
         ("reward", "it is 0.9, neither true nor false"),
         ("read_text('/etc/passwd') is null", "table function"),

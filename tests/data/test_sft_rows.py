@@ -154,7 +154,7 @@ def test_a_bad_list_of_datasets_is_refused_before_anything_is_written(
     source = write_rows(tmp_path / "r.jsonl", [rollout("a", 0, 1.0), rollout("a", 1, 0.0)])
     info = tmp_path / "dataset_info.json"
     info.write_text(bad)
-    with pytest.raises(BadFileError, match="mend or remove it"):
+    with pytest.raises(BadFileError, match="fix or delete it"):
         make([source], tmp_path / "out.jsonl", as_format="llamafactory")
     info.unlink()
     make([source], tmp_path / "out.jsonl", as_format="llamafactory")

@@ -21,7 +21,7 @@ from rollbook.runs.jobs.ledger import Ledger, RunEnd
 from rollbook.runs.jobs.supervise import supervise
 from rollbook.runs.plots import curves_of, draw
 from rollbook.runs.saved_models import newest_model, saved_models
-from rollbook.runs.standing import standing_of
+from rollbook.runs.status import read_status
 from rollbook.sft.launch import plan_start, prepare_job
 from rollbook.sft.llamafactory import llamafactory_environment
 from rollbook.sft.settings import load_settings
@@ -80,8 +80,8 @@ def test_its_artifacts_are_those_of_any_run(trained: tuple[RunEnd, Path, Path]) 
         "checkpoint-10", "checkpoint-15", "trainer_log.jsonl", "trainer_state.json", "train_results.json",
         "all_results.json", "training_loss.png", "llamafactory.yaml",
     } <= {path.name for path in directory.iterdir()}  # fmt: skip
-    standing = standing_of(directory)
-    assert (standing.step, standing.total_steps, standing.headline) == (15, 15, "loss")
+    status = read_status(directory)
+    assert (status.step, status.total_steps, status.headline) == (15, 15, "loss")
     newest = newest_model(directory)
     assert newest is not None and (newest.step, newest.kind, newest.complete) == (15, "full", True)
     values = result_values(directory)
@@ -135,7 +135,7 @@ def test_a_resumed_run_ends_like_one_that_was_not_stopped(trained: tuple[RunEnd,
     after = json.loads((stopped / "trainer_state.json").read_text())["log_history"]
     losses = [{row["step"]: row["loss"] for row in history if "loss" in row} for history in (before, after)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-    assert standing_of(stopped).step == 15
+    assert read_status(stopped).step == 15
 
 
 def test_adapters_packing_and_the_last_reply(tmp_path: Path, base: Path) -> None:
@@ -180,7 +180,7 @@ def test_the_command_runs_it(tmp_path: Path, base: Path) -> None:
     done = rollbook("sft", "config.yaml")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "handoff: written: checkpoint of step 3" in done.stderr
-    assert json.loads(rollbook("status", "--json").stdout)["standing"]["step"] == 3
+    assert json.loads(rollbook("status", "--json").stdout)["progress"]["step"] == 3
     assert rollbook("sft", "config.yaml").returncode == 2
     again = rollbook("sft", "config.yaml", "--overwrite")
     assert again.returncode == 0, again.stdout[-2000:] + again.stderr[-2000:]

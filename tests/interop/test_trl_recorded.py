@@ -16,7 +16,7 @@ import pytest
 from interop.setup_trl import TRL
 from rollbook.cli.main import main
 from rollbook.runs.jobs.ledger import Ledger, RunRecord
-from rollbook.runs.standing import standing_of
+from rollbook.runs.status import read_status
 
 pytestmark = pytest.mark.interop
 SCRIPT = Path(__file__).with_name("record_with_trl.py")
@@ -88,8 +88,8 @@ def test_grpo_by_report_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert {"reward", "reward_std", "kl", "entropy", "completions/mean_length"} <= line.keys()
     record = recorded_run(tmp_path, "grpo")
     assert record.metrics is not None and record.metrics["last_reward"] == lines_of(output)[3]["reward"]
-    standing = standing_of(output)
-    assert (standing.step, standing.total_steps, standing.percent) == (4, 4, 100.0)
+    status = read_status(output)
+    assert (status.step, status.total_steps, status.percent) == (4, 4, 100.0)
     with pytest.raises(SystemExit):
         main(["plot", str(output), "-m", "reward", "-m", "kl", "--json"])
     assert json.loads(capsys.readouterr().out)["curves"] == {"reward": 4, "kl": 4}

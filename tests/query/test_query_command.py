@@ -43,9 +43,9 @@ def test_a_table_says_how_many_rows_there_are(sample_run: Path, capsys: pytest.C
     query("select run, file from rollouts", sample_run)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 42
-    assert lines[-1] == "(the first 40 of 648 rows; all of it: --format csv, or -o FILE)"
+    assert lines[-1] == "(showing 40 of 648 rows; use --format csv or -o FILE for all)"
     query("select * from metrics limit 1", sample_run)
-    assert "columns; all of it" in capsys.readouterr().out
+    assert "columns; use --format csv" in capsys.readouterr().out
 
 
 def test_hostile_text_is_shown_and_not_obeyed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -255,7 +255,7 @@ def test_every_layout_is_read(row: dict[str, Any], replies: list[str], tokenizer
         (b'{"text": "x"}', "has none of messages"),
         (b'{"messages": [{"content": "x"}]}', "a message has no role"),
         (b'{"messages": "x"}', "messages is a str, not a list"),
-        (b'{"conversations": [{"from": "chatgpt", "value": "x"}]}', "nobody knows the role 'chatgpt'"),
+        (b'{"conversations": [{"from": "chatgpt", "value": "x"}]}', "unknown role 'chatgpt'"),
         (b'{"conversations": [{"from": "gpt"}]}', "it has no 'value'"),
         (b'{"messages": [{"role": "user", "content": "x"}]}', "no assistant message"),
         (b'{"instruction": "x", "output": 3, "input": 4}', "cannot be read as alpaca"),

@@ -216,7 +216,7 @@ def test_a_broken_dataset_info_is_not_written_over(tmp_path: Path, values: dict[
     info = tmp_path / "data" / "lf_data" / "dataset_info.json"
     info.parent.mkdir(parents=True)
     info.write_text("{half")
-    with pytest.raises(BadFileError, match="is not JSON"):
+    with pytest.raises(BadFileError, match="not valid JSON"):
         write_lf_data(settings_of(values), tmp_path)
     assert info.read_text() == "{half"
 

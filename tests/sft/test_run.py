@@ -115,7 +115,7 @@ def test_only_the_output_block_of_the_config_changed(finished: Path) -> None:
 def test_status_and_history_say_so(finished: Path) -> None:
     status = json.loads(rollbook(finished, "status", "--json").stdout)
     assert status["status"] == "completed" and status["kind"] == "sft"
-    assert status["standing"]["step"] == 60 and status["standing"]["trend"] == "falling"
+    assert status["progress"]["step"] == 60 and status["progress"]["trend"] == "falling"
     (record,) = json.loads(rollbook(finished, "history", "--json").stdout)
     assert record["checkpoint"]["step"] == 60
 

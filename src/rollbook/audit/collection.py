@@ -21,7 +21,7 @@ from rollbook.errors import BadFileError, UsageError
 from rollbook.records.jsonl import read_lines
 from rollbook.records.progress import read_progress
 from rollbook.records.row_keys import KEY, key_of, parted
-from rollbook.runs.standing import why_collector_is_gone
+from rollbook.runs.status import reason_collector_ended
 
 _EXAMPLES = 10
 _SAME_COMMAND = "rerun the command that collected it: it collects what is missing"
@@ -81,14 +81,14 @@ class CollectionAudit:
         manifest = read_manifest(self._files.manifest)
         if manifest is None:
             raise UsageError(
-                f"{output} has no manifest ({self._files.manifest.name}), so nobody knows what was planned; "
+                f"{output} has no manifest ({self._files.manifest.name}), so what was planned is unknown; "
                 "rollbook data stats shows what is there"
             )
         self._manifest: Manifest = manifest
         self._session = manifest.sessions[-1]
         progress = read_progress(self._files.progress)
         is_said = progress is not None and progress.status == "running"
-        self._is_running = is_said and progress is not None and why_collector_is_gone(progress) is None
+        self._is_running = is_said and progress is not None and reason_collector_ended(progress) is None
         self._input = input or find_input(self._files.output, self._session)
         self._left_out = LeftOut()
         self._done = 0
@@ -230,13 +230,13 @@ class CollectionAudit:
         )
 
     def _compare_coverage(self) -> None:
-        said = self._manifest.coverage
-        for key, counted in (("expected", self._expected), ("ok", self._done)) if said else ():
-            agrees = said.get(key) == counted
+        coverage = self._manifest.coverage
+        for key, counted in (("expected", self._expected), ("ok", self._done)) if coverage else ():
+            agrees = coverage.get(key) == counted
             self._auditor.check("counts of the manifest", agrees)
             if not agrees:
-                what = f"coverage says {said.get(key)} {key}; counted again {counted}"
-                is_less = key == "ok" and self._done < said.get(key, 0)  # as when lines are missing
+                what = f"coverage says {coverage.get(key)} {key}; counted again {counted}"
+                is_less = key == "ok" and self._done < coverage.get(key, 0)  # as when lines are missing
                 kind = Kind.MISSING if is_less else Kind.DIFFERS
                 self._auditor.find(kind, what, file=self._files.manifest, key=key, next=_SAME_COMMAND)
 

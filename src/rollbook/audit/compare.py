@@ -102,8 +102,8 @@ def compare_tables(
     wrong: dict[int, list[str]] = {}
     for name, mine, theirs in columns:
         for place in _differing(mine, theirs):
-            said = f"{name} is {_shown(theirs[place])} here and {_shown(mine[place])} in its summary"
-            wrong.setdefault(place, []).append(said)
+            difference = f"{name} is {_shown(theirs[place])} here and {_shown(mine[place])} in its summary"
+            wrong.setdefault(place, []).append(difference)
     for place, said_K in wrong.items():
         key = int(one.keys[here[place]])
         auditor.find(

@@ -111,11 +111,11 @@ class ExportAudit:
         if trained is not None and transcripts is not None and fates is not None:
             rows = _rows_by_rank(trained, iteration, plan)
             selected = sum(map(len, rows.values()))
-            said = (step.sequences, step.selected, [part.rank for part in step.ranks])
-            if said != (len(trained.flat), selected, list(range(max(1, len(rows))))):
+            claimed = (step.sequences, step.selected, [part.rank for part in step.ranks])
+            if claimed != (len(trained.flat), selected, list(range(max(1, len(rows))))):
                 what = (
                     f"iteration {iteration} has {step.sequences} rows, {step.selected} chosen, of processes "
-                    f"{said[2]}; iterations.jsonl has {len(trained.flat)}, {selected}, {[*rows]}"
+                    f"{claimed[2]}; iterations.jsonl has {len(trained.flat)}, {selected}, {[*rows]}"
                 )
                 self._auditor.find(Kind.DIFFERS, what, file=self._manifest, line=place.number)
         for part in step.ranks:
@@ -150,13 +150,13 @@ class ExportAudit:
             return
         if content is not None and step.complete:
             content.find_missing(path)
-        said = [part.records, part.tokens, part.trained_tokens]
-        self._auditor.check("parts of the token export", said == counts)
-        if said != counts:
+        given = [part.records, part.tokens, part.trained_tokens]
+        self._auditor.check("parts of the token export", given == counts)
+        if given != counts:
             self._auditor.find(
-                Kind.MISSING if counts[0] < said[0] else Kind.DIFFERS,
-                f"iteration {step.iteration} has {_amounts(counts)} here; the manifest says {_amounts(said)} "
-                f"(line {place.number})",
+                Kind.MISSING if counts[0] < given[0] else Kind.DIFFERS,
+                f"iteration {step.iteration} has {_amounts(counts)} here; "
+                f"the manifest says {_amounts(given)} (line {place.number})",
                 file=path,
             )
 
@@ -315,9 +315,9 @@ class _Content:
 
     def _wrong(self, sequence: TokenSequence, row: _Row) -> list[str]:
         there = (*rollout_place(row.key), row.part, row.optim_step)
-        said = (sequence.group_idx, sequence.traj_idx, sequence.part, sequence.optim_step)
-        if said != there:
-            return [f"group, rollout, part and step are {said}, and {there} were trained in this place"]
+        claimed = (sequence.group_idx, sequence.traj_idx, sequence.part, sequence.optim_step)
+        if claimed != there:
+            return [f"group, rollout, part and step are {claimed}, and {there} were trained in this place"]
         if row.flat < 0:
             return []
         logprobs = sequence.get("inference_logprobs")

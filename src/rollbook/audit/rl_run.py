@@ -27,7 +27,7 @@ from rollbook.records.metrics import Row
 from rollbook.records.run_info import RunInfo
 from rollbook.records.token_places import manifests_of
 from rollbook.runs.reader import RunReader
-from rollbook.runs.standing import writer_of
+from rollbook.runs.status import writer_of
 
 _OF_WEIGHTS = "whether losses and weights follow from these tokens: rollbook replay computes a step again"
 _OF_BYTES = "whether the bytes of checkpoints are those that were saved: --verify reads them"

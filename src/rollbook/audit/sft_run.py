@@ -27,7 +27,7 @@ from rollbook.records.token_places import manifests_of
 from rollbook.records.trainer_log import LOG
 from rollbook.runs.reader import RunReader
 from rollbook.runs.saved_models import saved_models
-from rollbook.runs.standing import writer_of
+from rollbook.runs.status import writer_of
 
 _STATE = "training_state.json"
 _STORES = "data.train (the files, or the tokenizer)"  # [[key, weight], ...]

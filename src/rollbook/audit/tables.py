@@ -80,7 +80,7 @@ class Table:
         self.tasks: list[str | None] = []
         self.digests: list[str | None] = []
         self.foreign: Counter[Identity] = Counter()
-        self.said: set[tuple[str, int]] = set()  # what the lines say they are of, where that was not asked
+        self.claimed: set[tuple[str, int]] = set()  # what the lines say they are of, where that was not asked
         self.facts = FileFacts(0, "")
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ class Table:
     def _own(self, numbers: Any, rows: list[Any], identity: Identity | None) -> tuple[Any, list[Any]]:
         """The rows that are of this run and iteration; the others are counted."""
         if identity is None:
-            self.said |= {(row.split, row.iteration) for row in rows}
+            self.claimed |= {(row.split, row.iteration) for row in rows}
             return numbers, rows
         runs, splits = {row.run_id for row in rows}, {row.split for row in rows}
         iterations = {row.iteration for row in rows}

@@ -64,8 +64,8 @@ class TinkerAudit:
         return self._auditor.result(kind="tinker", done=done, expected=total)
 
     def _check(self, table: Summaries, split: str, iteration: int) -> None:
-        for said in sorted(table.said - {(split, iteration)}):
-            what = f"its lines are of {said[0]} at iteration {said[1]}"
+        for other in sorted(table.claimed - {(split, iteration)}):
+            what = f"its lines are of {other[0]} at iteration {other[1]}"
             self._auditor.find(Kind.FOREIGN, what, file=table.path)
         keys, first, counts = np.unique(table.keys, return_index=True, return_counts=True)
         for key, at in zip(keys[counts > 1].tolist(), first[counts > 1].tolist(), strict=True):

@@ -88,10 +88,10 @@ def parts_of(columns: TurnColumns) -> Parts:
     begins[(np.cumsum(counts) - counts)[counts > 0]] = True
     part = np.cumsum(begins) - 1
     is_known = (prompts != UNKNOWN) & (sampled != UNKNOWN)
-    new, said = np.where(is_known, prompts, 0), np.where(is_known, sampled, 0)
-    before = np.cumsum(new + said) - new - said
+    new, generated = np.where(is_known, prompts, 0), np.where(is_known, sampled, 0)
+    before = np.cumsum(new + generated) - new - generated
     seen = before - before[begins][part] + new  # since the part began
-    trained = np.bincount(part, weights=said, minlength=int(begins.sum()))
+    trained = np.bincount(part, weights=generated, minlength=int(begins.sum()))
     logprobs = np.bincount(part, weights=columns.logprobs, minlength=len(trained))
     for turn, logprob in columns.untrained.items():
         if seen[turn] == 0:
@@ -102,11 +102,11 @@ def parts_of(columns: TurnColumns) -> Parts:
         own = slice(starts[place], starts[place] + counts[place])
         lengths = lengths_of(turns)
         seen[own] = [UNKNOWN if length is None else length for length, _ in lengths]
-        said[own] = [UNKNOWN if length is None else length for _, length in lengths]
+        generated[own] = [UNKNOWN if length is None else length for _, length in lengths]
     logprob_counts = np.array(columns.logprob_counts, np.int64)
     return Parts(
         seen=seen,
-        sampled=said,
+        sampled=generated,
         cut_off=np.bincount(rollout, weights=columns.is_cut_off, minlength=len(counts)) > 0,
         counts=np.bincount(rollout[begins], minlength=len(counts)),
         trained=trained.astype(np.int64),

@@ -90,25 +90,26 @@ def audit_steps(
     _audit_passes(auditor, step, file, line, flat, transcripts, places, passes)
     trained = np.where(flat < 0, 0, transcripts.trained[flat]) if len(transcripts.trained) else flat * 0
     sums = np.bincount(rows.step, weights=trained, minlength=len(steps)).astype(np.int64).tolist()
-    for number, (said, found) in enumerate(zip(steps, sums, strict=True)):
+    for number, (recorded, found) in enumerate(zip(steps, sums, strict=True)):
         if is_missing[rows.step == number].any():
             continue  # its tokens are not known
         where = f"step {number} of iteration {step[1]}"
-        if said.trained_tokens not in (None, found):
+        if recorded.trained_tokens not in (None, found):
             auditor.find(
                 Kind.DIFFERS,
-                f"{where} says that it trained {said.trained_tokens} tokens; its rows have {found}",
+                f"{where} says that it trained {recorded.trained_tokens} tokens; its rows have {found}",
                 file=file,
                 line=line,
             )
-        if not _add_up(said):
+        if not _add_up(recorded):
             auditor.find(
                 Kind.DIFFERS,
-                f"{where} has {len(said.micro_batches)} micro-batches; its processes took {said.processes}",
+                f"{where} has {len(recorded.micro_batches)} micro-batches; "
+                f"its processes took {recorded.processes}",
                 file=file,
                 line=line,
             )
-        auditor.check("steps whose tokens are those of their rows", said.trained_tokens in (None, found))
+        auditor.check("steps whose tokens are those of their rows", recorded.trained_tokens in (None, found))
     _add_ranks(auditor, rows, trained)
     is_trained = places == NUMBERS[Fate.TRAINED]
     once = np.repeat(is_trained, transcripts.parts)

@@ -58,7 +58,7 @@ def audit(
 
 
 def _found(ref: str, artifacts: Path) -> Thing:
-    """What a path stands for, or else a run of the history."""
+    """What a path means, or else a run of the history."""
     from rollbook.audit.find import find_thing
     from rollbook.runs.jobs.collected import progress_file_of
     from rollbook.runs.jobs.finish import output_dir_of

@@ -83,9 +83,9 @@ def collect(
         )
     settings = load_settings(given, config=config)
     for line in misspelled_params(settings.responses_create_params):
-        _say(line)
+        _log(line)
     if dry_run:
-        _look_ahead(settings, as_json)
+        _print_dry_run(settings, as_json)
         return
     called = _run_name(name, Path(settings.output_jsonl_fpath))
     command = ["rollbook", "collect", *([f"--config={config}"] if config else []), *given]
@@ -93,7 +93,7 @@ def collect(
 
     job = job_of(settings, command, name=called, artifacts=artifacts)
     if detach:
-        _outlook(settings, is_to_begin=True)  # what is refused is refused here, where somebody looks
+        _checked_plan(settings, is_to_begin=True)  # what is refused is refused here, where somebody looks
         _leave_running(job, as_json)
     else:
         _stay(settings, job, as_json)
@@ -106,14 +106,14 @@ def _stay(settings: CollectSettings, job: Job, as_json: bool) -> None:
 
     _allow_many_connections()
     try:
-        with recorded(job, _say) as history:
+        with recorded(job, _log) as history:
             # What an environment prints is for people: stdout holds the result alone, as with workers.
             with redirect_stdout(sys.stderr), _Display(quiet=as_json) as show:
-                progress = run_collection(settings, log=_say, on_progress=show, on_start=history.began)
+                progress = run_collection(settings, log=_log, on_progress=show, on_start=history.began)
             code = 0 if progress.missing == 0 else INCOMPLETE
             history.ended(progress, code)
     except Interrupted:
-        _say("stopped at once; rerun the same command to resume")
+        _log("stopped at once; rerun the same command to resume")
         sys.exit(INTERRUPTED)
     if as_json:
         print_json(progress)
@@ -143,21 +143,21 @@ def _leave_running(job: Job, as_json: bool) -> None:
     start_detached(job, as_json, on_stop="what is in flight may finish")
 
 
-def _outlook(settings: CollectSettings, *, is_to_begin: bool = False) -> DryRun:
+def _checked_plan(settings: CollectSettings, *, is_to_begin: bool = False) -> DryRun:
     from rollbook.collect.collect import dry_run
 
     with redirect_stdout(sys.stderr):  # for what an environment prints
         return dry_run(settings, is_to_begin=is_to_begin)
 
 
-def _look_ahead(settings: CollectSettings, as_json: bool) -> None:
-    outlook = _outlook(settings)
+def _print_dry_run(settings: CollectSettings, as_json: bool) -> None:
+    plan = _checked_plan(settings)
     if as_json:
-        print_json(outlook)
+        print_json(plan)
         return
     print(
-        f"{outlook.output}: {outlook.planned} rollouts planned, {outlook.done} done, "
-        f"{outlook.missing} missing; nothing was sent"
+        f"{plan.output}: {plan.planned} rollouts planned, {plan.done} done, "
+        f"{plan.missing} missing; nothing was sent"
     )
 
 
@@ -171,7 +171,7 @@ def _run_name(name: str | None, output: Path) -> str:
     return name
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     with suppress(OSError):  # a `| tee log` that Ctrl-C ended, too, must not keep us from draining
         print(printable(text), file=sys.stderr, flush=True)
 
@@ -234,4 +234,4 @@ class _Display:
         from rollbook.cli.progress_lines import progress_line
 
         self._last = progress.elapsed_s or 0.0
-        _say(progress_line(progress))
+        _log(progress_line(progress))

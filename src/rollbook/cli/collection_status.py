@@ -1,4 +1,4 @@
-"""How a collection stands, for `rollbook status`: by its own progress file, believed only while it lives."""
+"""The state of a collection, for `rollbook status`: from its progress file, as long as its process lives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollbook.records.plain import unix_time
 if TYPE_CHECKING:
     from rollbook.records.progress import Progress
     from rollbook.runs.jobs.ledger import Ledger, RunRecord
-    from rollbook.runs.standing import Standing
+    from rollbook.runs.status import RunStatus
 
 
 def progress_of_output(ref: str) -> Path | None:
@@ -34,17 +34,17 @@ def progress_of_output(ref: str) -> Path | None:
 
 def report_of_output(path: Path) -> dict[str, Any]:
     """The status of a collection by its files alone, whether or not a history knows it."""
-    from rollbook.runs.standing import disbelieve, standing_of, why_collector_is_gone
+    from rollbook.runs.status import clear_live_fields, read_status, reason_collector_ended
 
-    standing = standing_of(path.parent, path)
-    progress = standing.collection
+    state = read_status(path.parent, path)
+    progress = state.collection
     if progress is None:
         raise UsageError(f"{path}: not a progress file")
-    gone = why_collector_is_gone(progress) if progress.status == "running" else None
+    gone = reason_collector_ended(progress) if progress.status == "running" else None
     if progress.status != "running" or gone:
-        disbelieve(standing)
-    assert standing.collection is not None
-    status = standing.collection.status
+        clear_live_fields(state)
+    assert state.collection is not None
+    status = state.collection.status
     resume = None if status in ("running", "completed") else "rerun the command that collected it to resume"
     return {
         "name": str(path.with_name(progress.output)),
@@ -53,20 +53,20 @@ def report_of_output(path: Path) -> dict[str, Any]:
         "elapsed_s": progress.elapsed_s,
         "pid": progress.pid,
         "host": progress.host,
-        "standing": standing,
+        "progress": state,
         "reason": gone or progress.reason,
         "next": resume,
     }
 
 
-def standing_of_run(record: RunRecord, ledger: Ledger, path: Path) -> Standing:
-    """How a run that is a collection stands: by its progress file, or, once another session has written that,
-    by what the history kept."""
+def status_of_run(record: RunRecord, ledger: Ledger, path: Path) -> RunStatus:
+    """The state of a run that is a collection: from its progress file, or, once another session has written
+    that, from the history."""
     from rollbook.records.progress import Progress
-    from rollbook.runs.standing import Standing, disbelieve, standing_of
+    from rollbook.runs.status import RunStatus, clear_live_fields, read_status
 
-    standing = standing_of(path.parent, path)
-    if standing.collection is None or not _was_written_by(record, standing.collection):
+    state = read_status(path.parent, path)
+    if state.collection is None or not _was_written_by(record, state.collection):
         kept = record.metrics or {}
         done, expected, failed, missing = (
             int(kept.get(name) or 0) for name in ("ok", "expected", "failed", "missing")
@@ -79,10 +79,10 @@ def standing_of_run(record: RunRecord, ledger: Ledger, path: Path) -> Standing:
             missing=missing,
             reward_mean=kept.get("reward_mean"),
         )
-        standing = Standing(collection=progress if kept else None)
+        state = RunStatus(collection=progress if kept else None)
     if not record.is_running:
-        disbelieve(standing)
-    return standing
+        clear_live_fields(state)
+    return state
 
 
 def _was_written_by(record: RunRecord, progress: Progress) -> bool:
@@ -95,7 +95,7 @@ def _was_written_by(record: RunRecord, progress: Progress) -> bool:
     return record.status == "lost" or ended is None or began <= ended
 
 
-def same_command(record: RunRecord) -> str | None:
+def resume_command(record: RunRecord) -> str | None:
     """What to type to resume a collection."""
     command = record.command or []
     if record.kind != "collect" or "collect" not in command:

@@ -36,7 +36,7 @@ def demo(
         raise UsageError(f"{directory} is not empty; name another directory: rollbook demo {directory}-2")
     began = time.monotonic()
     files = write_files(directory, seed=seed)
-    _say(as_json, f"wrote a tiny model, its examples and its tasks to {directory}")
+    _print(as_json, f"wrote a tiny model, its examples and its tasks to {directory}")
     _run(as_json, "sft", str(files.sft), "--artifacts", str(files.artifacts))
     _run(as_json, "rl", str(files.rl), "--artifacts", str(files.artifacts))
     summary = read_back(files) | {"seconds": round(time.monotonic() - began, 1)}
@@ -48,7 +48,7 @@ def demo(
 
 def _run(as_json: bool, *arguments: str) -> None:
     """Type a command; its output is shown, and its failure is the demo's."""
-    _say(as_json, f"\n$ {shlex.join(['rollbook', *arguments])}")
+    _print(as_json, f"\n$ {shlex.join(['rollbook', *arguments])}")
     from rollbook.runs.children import python_command
 
     command = python_command("rollbook", *arguments)
@@ -57,7 +57,7 @@ def _run(as_json: bool, *arguments: str) -> None:
         raise SystemExit(done.returncode)
 
 
-def _say(as_json: bool, text: str) -> None:
+def _print(as_json: bool, text: str) -> None:
     print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
 
 

@@ -21,7 +21,7 @@ COMMANDS = {
     "sft": "fine-tune a model, with checkpoints, artifacts and handoff",
     "rl": "train with rewards: sample, compare, learn, and record every token",
     "run": "run any command with a history, a log and a status",
-    "status": "how the newest run stands, and what to type next",
+    "status": "the state of the newest run, and what to type next",
     "history": "every run there was; show one, note something on one",
     "logs": "what a run printed; -f follows it",
     "stop": "end a run politely",

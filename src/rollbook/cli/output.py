@@ -44,7 +44,7 @@ def progress(*, total: int, label: str, quiet: bool = False) -> Iterator[Callabl
 
 @contextmanager
 def byte_progress(label: str, *, quiet: bool = False) -> Iterator[Progress]:
-    """Yields what is told of passes over bytes, each of which is a bar of its own."""
+    """Yields a Progress that shows each pass over bytes as a bar of its own."""
     from rollbook.data.progress import NO_PROGRESS
 
     if quiet:
@@ -72,7 +72,7 @@ class _ByteBar:
 
 
 class _ByteLines:
-    """In a log: a plain line now and then."""
+    """Prints a plain line now and then, for a log."""
 
     def __init__(self, label: str) -> None:
         self._label = label

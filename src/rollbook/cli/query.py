@@ -148,12 +148,12 @@ def _print_table(answer: Answer) -> None:
         count += len(batch)
     screen.print(table, soft_wrap=False)
     shown = min(count, _SHOWN_ROWS)
-    said = _rows(count) if shown == count else f"the first {shown} of {_rows(count)}"
+    note = _rows(count) if shown == count else f"showing {shown} of {_rows(count)}"
     if len(answer.columns) > fitting:
-        said += f", the first {fitting} of {len(answer.columns)} columns"
+        note += f", {fitting} of {len(answer.columns)} columns"
     if shown < count or len(answer.columns) > fitting:
-        said += "; all of it: --format csv, or -o FILE"
-    screen.print(f"({said})")
+        note += "; use --format csv or -o FILE for all"
+    screen.print(f"({note})")
 
 
 def _cell(value: Any) -> str:

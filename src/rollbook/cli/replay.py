@@ -53,14 +53,14 @@ def replay(
 ) -> None:
     """Take recorded steps again and compare; or, with other settings, show what they would have done."""
     path = _path(run, artifacts)
-    asked = [*(words or []), *([f"loss={loss}"] if loss is not None else [])]
-    if asked and bundle is not None:
+    changes = [*(words or []), *([f"loss={loss}"] if loss is not None else [])]
+    if changes and bundle is not None:
         raise UsageError("--bundle cuts what was recorded; leave out the other settings")
     if micro_batch is not None and bundle is None:
         raise UsageError("--micro-batch says what --bundle cuts; add --bundle out.zip")
     span = _span(path, iteration, every)
-    if asked:
-        _what_if(path, _only(span), asked, model, as_json)
+    if changes:
+        _what_if(path, _only(span), changes, model, as_json)
     elif bundle is not None:
         _cut(path, _only(span), bundle, micro_batch or 0, model, as_json)
     else:

@@ -118,6 +118,6 @@ def _show_environment(found: EnvironmentPreview) -> None:
     print(printable(found.prompt))
     print(f"its rollouts, {len(found.group)} that did not fail:")
     for rollout in found.group:
-        said = " | ".join(map(line_of, rollout.replies))
+        replies = " | ".join(map(line_of, rollout.replies))
         reward = "unknown" if rollout.reward is None else f"{rollout.reward:g}"
-        print(printable(f"  reward {reward}  {rollout.finish_reason or '-':<10} {said[:_WIDTH]}"))
+        print(printable(f"  reward {reward}  {rollout.finish_reason or '-':<10} {replies[:_WIDTH]}"))

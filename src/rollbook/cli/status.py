@@ -1,4 +1,4 @@
-"""`rollbook status`: how the newest run stands, and what to type next.
+"""`rollbook status`: the state of the newest run, and what to type next.
 
 Exit codes: 0 nothing is running, 3 a run is running, 4 the last run failed.
 """
@@ -29,7 +29,7 @@ from rollbook.records.plain import unix_time
 
 if TYPE_CHECKING:
     from rollbook.runs.jobs.ledger import Ledger, RunRecord
-    from rollbook.runs.standing import Standing
+    from rollbook.runs.status import RunStatus
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 IDLE, RUNNING, FAILED = 0, 3, 4
@@ -49,7 +49,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="show it again every second until it ends")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show how a run stands: step, ETA, loss, last checkpoint, and why it failed if it did."""
+    """Show the state of a run: step, ETA, loss, last checkpoint, and why it failed if it did."""
     from rollbook.cli.collection_status import progress_of_output
 
     if (progress := progress_of_output(ref)) is not None:
@@ -103,24 +103,24 @@ def _exit_code(status: str) -> int:
 
 
 def _report(record: RunRecord, ledger: Ledger, artifacts: Path) -> dict[str, Any]:
-    from rollbook.cli.collection_status import standing_of_run
+    from rollbook.cli.collection_status import status_of_run
     from rollbook.runs.jobs.collected import progress_file_of
     from rollbook.runs.jobs.finish import output_dir_of
-    from rollbook.runs.standing import standing_of
+    from rollbook.runs.status import read_status
 
     directory = output_dir_of(record, ledger)
     if (progress := progress_file_of(record, ledger)) is not None:
-        standing: Standing | None = standing_of_run(record, ledger, progress)
+        state: RunStatus | None = status_of_run(record, ledger, progress)
     else:
-        standing = standing_of(directory) if directory is not None and directory.is_dir() else None
-    if standing is not None and not record.is_running:
-        standing.eta_s = None
+        state = read_status(directory) if directory is not None and directory.is_dir() else None
+    if state is not None and not record.is_running:
+        state.eta_s = None
     started, ended = unix_time(record.started_at), unix_time(record.completed_at)
     elapsed = record.duration_s
     if elapsed is None and started is not None:
         elapsed = round((time.time() if record.is_running else ended or started) - started, 1)
-        if not record.is_running and ended is None and standing is not None and standing.collection:
-            elapsed = standing.collection.elapsed_s or elapsed
+        if not record.is_running and ended is None and state is not None and state.collection:
+            elapsed = state.collection.elapsed_s or elapsed
     return {
         "id": record.id,
         "name": record.name,
@@ -131,7 +131,7 @@ def _report(record: RunRecord, ledger: Ledger, artifacts: Path) -> dict[str, Any
         "elapsed_s": elapsed,
         "pid": record.pid,
         "host": record.host,
-        "standing": standing,
+        "progress": state,
         "output_dir": str(directory) if directory else None,
         "log": str(ledger.resolve(record.log)) if record.log else None,
         "exit_code": record.exit_code,
@@ -141,11 +141,11 @@ def _report(record: RunRecord, ledger: Ledger, artifacts: Path) -> dict[str, Any
         "checkpoint": record.checkpoint,
         "metrics": record.metrics,
         "handoff": record.extra.get("handoff"),
-        "next": _next(record, standing, artifacts),
+        "next": _next(record, state, artifacts),
     }
 
 
-def _next(record: RunRecord, standing: Standing | None, artifacts: Path) -> str:
+def _next(record: RunRecord, state: RunStatus | None, artifacts: Path) -> str:
     flag = "" if artifacts == ARTIFACTS else f" --artifacts {shlex.quote(str(artifacts))}"
     if record.is_running and not record.log:
         return f"rollbook status --watch{flag} {record.id}   or   rollbook stop{flag} {record.id}"
@@ -153,12 +153,12 @@ def _next(record: RunRecord, standing: Standing | None, artifacts: Path) -> str:
         return f"rollbook logs -f{flag} {record.id}   or   rollbook stop{flag} {record.id}"
     if record.status == "completed":
         return f"rollbook history show{flag} {record.id}"
-    from rollbook.cli.collection_status import same_command
+    from rollbook.cli.collection_status import resume_command
 
-    if again := same_command(record):
+    if again := resume_command(record):
         logs = f"rollbook logs{flag} -n 50 {record.id}   or   " if record.log else ""
         return f"{logs}to resume: {again}"
-    saved = standing.checkpoint if standing else None
+    saved = state.checkpoint if state else None
     if record.checkpoint or (saved is not None and saved.complete):
         return f"rollbook logs{flag} {record.id}   or publish what it has: rollbook promote{flag} {record.id}"
     return f"rollbook logs{flag} -n 50 {record.id}"
@@ -172,7 +172,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
     lines = [f"{name}: {_painted(report['status'])}{known}"]
     when = f"started {local_time(report['started_at'])}, {duration(report['elapsed_s'])}"
     lines.append(f"  {when}, pid {report['pid']} on {report['host']}")
-    lines += [f"  {line}" for line in _standing_lines(report["standing"])]
+    lines += [f"  {line}" for line in _state_lines(report["progress"])]
     why = why_failed(report["reason"], report.get("error"), report.get("exit_code"))
     if why and report["status"] != "completed":
         lines.append(f"  why:        {printable(str(why))}")
@@ -190,26 +190,26 @@ def _lines(report: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _standing_lines(standing: Any) -> list[str]:
-    if standing is None:
+def _state_lines(state: Any) -> list[str]:
+    if state is None:
         return []
-    if standing.collection:
+    if state.collection:
         from rollbook.cli.output import printable
         from rollbook.cli.progress_lines import progress_lines
 
-        return [printable(line) for line in progress_lines(standing.collection)]
+        return [printable(line) for line in progress_lines(state.collection)]
     lines = []
-    if standing.step is not None:
-        total = f" of {standing.total_steps}" if standing.total_steps else ""
-        percent = f", {standing.percent:.1f} %" if standing.percent is not None else ""
-        eta = f", {duration(standing.eta_s)} left" if standing.eta_s else ""
-        lines.append(f"step:       {standing.step}{total}{percent}{eta}")
-    if standing.headline:
-        trend = f", {standing.trend}" if standing.trend else ""
-        lines.append(f"{standing.headline + ':':<11} {number(standing.value)}{trend}")
-    if standing.nonfinite:
-        lines.append(f"NOT FINITE: {', '.join(standing.nonfinite)} at the last step")
-    if checkpoint := standing.checkpoint:
+    if state.step is not None:
+        total = f" of {state.total_steps}" if state.total_steps else ""
+        percent = f", {state.percent:.1f} %" if state.percent is not None else ""
+        eta = f", {duration(state.eta_s)} left" if state.eta_s else ""
+        lines.append(f"step:       {state.step}{total}{percent}{eta}")
+    if state.headline:
+        trend = f", {state.trend}" if state.trend else ""
+        lines.append(f"{state.headline + ':':<11} {number(state.value)}{trend}")
+    if state.nonfinite:
+        lines.append(f"NOT FINITE: {', '.join(state.nonfinite)} at the last step")
+    if checkpoint := state.checkpoint:
         whole = "complete" if checkpoint.complete else f"NOT complete: {checkpoint.problem}"
         lines.append(f"checkpoint: {checkpoint.path} (step {checkpoint.step}, {whole})")
     return lines

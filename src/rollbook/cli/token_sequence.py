@@ -109,16 +109,16 @@ def _style(sequence: TokenSequence, shade: Shade, offset: int, is_masked: bool) 
 def _head(sequence: TokenSequence) -> str:
     keys = ", ".join(f"{name} {value}" for name, value in keys_of(sequence).items() if value is not None)
     trained = int(sequence.sampled.sum())
-    said = [keys, f"{count(len(sequence))} tokens, {count(trained)} of them trained"]
+    parts = [keys, f"{count(len(sequence))} tokens, {count(trained)} of them trained"]
     if (masked := sequence.get("is_masked")) is not None and trained:
-        said.append(f"{count(int(masked.sum()))} masked ({share(int(masked.sum()) / trained)})")
+        parts.append(f"{count(int(masked.sum()))} masked ({share(int(masked.sum()) / trained)})")
     for name, title in (("rewards", "reward"), ("advantages", "advantage")):
         column = sequence.get(name)
         if column is not None and trained:
             values = np.unique(column[sequence.sampled])
             if len(values) == 1:
-                said.append(f"{title} {amount(float(values[0]))}")
-    return "; ".join(said)
+                parts.append(f"{title} {amount(float(values[0]))}")
+    return "; ".join(parts)
 
 
 def _legend(sequence: TokenSequence, shade: Shade) -> str:

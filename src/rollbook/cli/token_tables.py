@@ -130,8 +130,8 @@ def _print_totals(screen: Console, report: TokenReport) -> None:
             note += "; the trainer to itself: below 0.9 or above 1.1"
         screen.print(note)
     if total.nonfinite:
-        said = f"tokens with a value that is not finite: {total.nonfinite:,}; they are in no mean"
-        screen.print(Text(said, style="red"))
+        warning = f"tokens with a value that is not finite: {total.nonfinite:,}; they are in no mean"
+        screen.print(Text(warning, style="red"))
 
 
 class _FloorRow:

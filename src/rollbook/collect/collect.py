@@ -238,22 +238,22 @@ def _stop_on_signals(stop: Stop, running: Runner[Item, Line]) -> Iterator[None]:
     """
     loop, collecting = asyncio.get_running_loop(), asyncio.current_task()
     assert collecting is not None
-    heard = 0
+    received = 0
 
-    def hear(number: int, _: FrameType | None) -> None:
-        nonlocal heard
-        heard += 1
+    def on_signal(number: int, _: FrameType | None) -> None:
+        nonlocal received
+        received += 1
         name = signal.Signals(number).name
-        if heard == 1:
-            _say_at_once(f"{name}: {_what_follows(running)}; again to stop at once")
+        if received == 1:
+            _write_now(f"{name}: {_what_follows(running)}; again to stop at once")
             stop.request(f"{name} received")
-        elif heard == 2:
+        elif received == 2:
             loop.call_soon_threadsafe(collecting.cancel)
         else:
-            _say_at_once(f"{name}: ended; rerun the same command to resume")
+            _write_now(f"{name}: ended; rerun the same command to resume")
             os._exit(_STOPPED_AT_ONCE)
 
-    with _handled_by(hear, signal.SIGINT, signal.SIGTERM):
+    with _handled_by(on_signal, signal.SIGINT, signal.SIGTERM):
         try:
             yield
         except asyncio.CancelledError:
@@ -264,8 +264,8 @@ def _what_follows(running: Runner[Item, Line]) -> str:
     return f"starting no new rollouts, waiting for {running.num_in_flight} in flight"
 
 
-def _say_at_once(text: str) -> None:
-    """Not by print: the signal may have come while that was writing."""
+def _write_now(text: str) -> None:
+    """Write to the terminal without `print`, which the signal may have interrupted."""
     with suppress(OSError):
         os.write(2, f"{text}\n".encode())
 
@@ -274,10 +274,10 @@ def _say_at_once(text: str) -> None:
 def _term_interrupts() -> Iterator[None]:
     """After the last rollout a TERM ends the collector as an INT does, so that its history hears of it."""
 
-    def hear(*_: object) -> None:
+    def on_signal(*_: object) -> None:
         raise Interrupted
 
-    with _handled_by(hear, signal.SIGTERM):
+    with _handled_by(on_signal, signal.SIGTERM):
         yield
 
 

@@ -1,4 +1,4 @@
-"""The files of a collection: all of them stand beside the output and begin with its stem."""
+"""The files of a collection: all of them are beside the output and begin with its stem."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 class CollectionFiles:
     def __init__(self, output: Path, given: Path | None = None) -> None:
-        """`given` is the input; without one the environment makes tasks, which stand beside the output."""
+        """`given` is the input; without one the environment makes tasks beside the output."""
         self.shown = output  # as it was typed, for people
         self.output = output.absolute()  # an environment may go to another directory
         self.failures = self._beside("_failures.jsonl")

@@ -19,7 +19,7 @@ from rollbook.collect.input import Input
 from rollbook.collect.settings import CollectSettings
 from rollbook.errors import Interrupted, RollbookError, WriteError
 from rollbook.records.progress import Progress, read_progress
-from rollbook.runs.jobs.collected import PROGRESS_KEY, judge_collection, tell_supervisor
+from rollbook.runs.jobs.collected import PROGRESS_KEY, set_collection_outcome, write_output_note
 from rollbook.runs.jobs.job import Job
 from rollbook.runs.jobs.recorder import Recorder
 
@@ -50,25 +50,25 @@ def job_of(settings: CollectSettings, command: Sequence[str], *, name: str, arti
 class History:
     """What a collection in this process tells of itself."""
 
-    def __init__(self, job: Job, say: Callable[[str], None]) -> None:
+    def __init__(self, job: Job, log: Callable[[str], None]) -> None:
         # An environment may go to another directory, and the history must not go with it.
         artifacts, cwd = job.artifacts.expanduser().absolute(), job.cwd or Path.cwd()
-        self._job, self._say = msgspec.structs.replace(job, artifacts=artifacts, cwd=cwd), say
+        self._job, self._log = msgspec.structs.replace(job, artifacts=artifacts, cwd=cwd), log
         self._recorder: Recorder | None = None
 
     def began(self, rows: Input) -> None:
         if archive := os.environ.get("ROLLBOOK_RUN_DIR"):
             try:
-                tell_supervisor(Path(archive), self._progress)
+                write_output_note(Path(archive), self._progress)
             except WriteError as error:
-                self._say(f"`rollbook status` will not show how this collection stands: {error}")
+                self._log(f"`rollbook status` will not show this collection: {error}")
             return
-        self._recorder = Recorder(msgspec.structs.replace(self._job, data=[rows.file]), say=self._say)
+        self._recorder = Recorder(msgspec.structs.replace(self._job, data=[rows.file]), log=self._log)
 
     def ended(self, progress: Progress, exit_code: int) -> None:
         self._record(exit_code, progress)
 
-    def broke_off(self, error: BaseException) -> None:
+    def failed(self, error: BaseException) -> None:
         stopped = isinstance(error, Interrupted | KeyboardInterrupt)
         code = error.exit_code if isinstance(error, RollbookError) else INTERRUPTED if stopped else 1
         progress = read_progress(self._progress)
@@ -89,16 +89,16 @@ class History:
             end.status, end.reason = Status.INTERRUPTED, "stopped at once"
         elif error is not None:
             end.error = {"type": type(error).__name__, "message": str(error)}
-        judge_collection(end, progress)
+        set_collection_outcome(end, progress)
         self._recorder.end(end)
 
 
 @contextmanager
-def recorded(job: Job, say: Callable[[str], None]) -> Iterator[History]:
+def recorded(job: Job, log: Callable[[str], None]) -> Iterator[History]:
     """Around a collection in this process; whoever gets to its end says `ended`."""
-    history = History(job, say)
+    history = History(job, log)
     try:
         yield history
     except BaseException as error:
-        history.broke_off(error)
+        history.failed(error)
         raise

@@ -208,7 +208,7 @@ class Input:
                 name = _task_id(names, line)
                 seen[name] += 1
                 if seen[name] > 1 and names.own_id is not None:
-                    why = f"the id {name!r} stands on line {first_line[name]} already"
+                    why = f"the id {name!r} is already on line {first_line[name]}"
                     problems.append((number, why))
                 elif seen[name] > 1:
                     self._renamed[row] = f"{name}~{seen[name]}"

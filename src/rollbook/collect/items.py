@@ -9,7 +9,7 @@ from rollbook.rollouts.limits import Spent
 from rollbook.rollouts.types import Completion, Episode, FailureKind, RolloutFailure
 
 # A number past 64 bits, half a character, an object of somebody's own.
-_CANNOT_BE_SENT = (OverflowError, TypeError, ValueError, msgspec.MsgspecError, RecursionError)
+_ENCODE_ERRORS = (OverflowError, TypeError, ValueError, msgspec.MsgspecError, RecursionError)
 
 
 class Line(msgspec.Struct):
@@ -39,7 +39,7 @@ class Item(msgspec.Struct, frozen=True):
     row: int
     repeat: int
     task_id: str
-    line: bytes  # the row as it stands in the input
+    line: bytes  # the row as in the input
     unjudged: Failure | None = None  # an attempt whose reply only has to be judged again
     alone: bool = False  # in a process that does nothing else: it may be what takes processes down
 
@@ -74,7 +74,7 @@ def encode_answer(answer: Answer) -> bytes:
     """An answer that cannot be sent is a failure of its rollout."""
     try:
         return msgspec.msgpack.encode(answer)
-    except _CANNOT_BE_SENT as error:
+    except _ENCODE_ERRORS as error:
         why = f"its result cannot be sent to the collector ({type(error).__name__}: {error})"
         return msgspec.msgpack.encode(
             Answer(answer.row, answer.repeat, failure=Failure(FailureKind.ENVIRONMENT, why))

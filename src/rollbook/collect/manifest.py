@@ -60,7 +60,7 @@ class Manifest:
         return next((one for one in reversed(self.sessions) if one.output_start <= byte), None)
 
     def begin(self, session: Session) -> None:
-        """Add a session; its keys stand at the top, too, for those who want to know how it is now."""
+        """Add a session; its keys are at the top too, as the present ones."""
         self.sessions.append(session)
         plain = msgspec.to_builtins(session)
         self._content = {**self._content, **plain, "sessions": [*self._content["sessions"], plain]}
@@ -126,7 +126,7 @@ def refuse_drift(output: Path, old: Session, new: Session, *, same_input: bool) 
 
 
 def _with_version(meaning: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """The meaning with the version of a built-in environment where digests of its source stood before.
+    """The meaning with the version of a built-in environment where digests of its source were before.
 
     Those digests are of version 1: they changed with every comment.
     """

@@ -92,7 +92,7 @@ class Found:
 
 
 def find_done(output: Path, rows: Input, repeats: int) -> Found:
-    """Reads the whole output; a key that stands on two lines is an error that names both."""
+    """Reads the whole output; a key that is on two lines is an error that names both."""
     lines = scan(output)
     found_rows, found_repeats = rows.find(np.asarray(lines.tasks)), np.asarray(lines.repeats)
     is_planned = (found_rows >= 0) & (found_repeats >= 0) & (found_repeats < repeats)
@@ -159,10 +159,11 @@ def put_in_order(output: Path, found: Found) -> bool:
 def _totals(lines: Lines, is_planned: Flags) -> Totals:
     rewards = np.asarray(lines.rewards)[is_planned]
     rewards = rewards[np.isfinite(rewards)]
-    seen, said = (np.asarray(column)[is_planned] for column in (lines.input_tokens, lines.output_tokens))
+    columns = (lines.input_tokens, lines.output_tokens)
+    input_tokens, output_tokens = (np.asarray(column)[is_planned] for column in columns)
     sums = float(rewards.sum()), float((rewards * rewards).sum())
-    uncounted = int(((seen == 0) & (said == 0)).sum())
-    return Totals(len(rewards), *sums, int(seen.sum()), int(said.sum()), uncounted)
+    uncounted = int(((input_tokens == 0) & (output_tokens == 0)).sum())
+    return Totals(len(rewards), *sums, int(input_tokens.sum()), int(output_tokens.sum()), uncounted)
 
 
 def _odd_row(output: Path, line: Line) -> _Row:

@@ -127,11 +127,11 @@ class Tally:
         return (self.finished - count) / (now - since) if now > since else 0.0
 
     def _cost(self) -> float | None:
-        seen = self._totals.input_tokens + self._lost.input_tokens
-        said = self._totals.output_tokens + self._lost.output_tokens
-        if self._prices is None or (seen + said == 0 and self._totals.without_usage):
+        input_tokens = self._totals.input_tokens + self._lost.input_tokens
+        output_tokens = self._totals.output_tokens + self._lost.output_tokens
+        if self._prices is None or (input_tokens + output_tokens == 0 and self._totals.without_usage):
             return None
-        return round((seen * self._prices.input + said * self._prices.output) / 1e6, 6)
+        return round((input_tokens * self._prices.input + output_tokens * self._prices.output) / 1e6, 6)
 
     def _latency(self, share: float) -> float | None:
         if not self._latencies:

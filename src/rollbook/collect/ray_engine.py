@@ -140,7 +140,7 @@ def _import_ray() -> Any:
 
 
 def _connect(ray: Any, settings: CollectSettings) -> None:
-    """To the cluster of the settings or of RAY_ADDRESS; without either, to one of our own."""
+    """Connect to the cluster of the settings or of RAY_ADDRESS; without either, start one here."""
     address = settings.ray_address or os.environ.get("RAY_ADDRESS") or "local"
     own: dict[str, Any] = {}
     if address == "local":

@@ -243,7 +243,7 @@ def _digest(row: Row) -> str:
 
 
 def _value(row: Row) -> dict[str, Any]:
-    """With whole numbers of any size, which another decoder makes floats of."""
+    """The row, with whole numbers of any size, of which another decoder makes floats."""
     value = row.value()
     with suppress(msgspec.DecodeError):  # a bare NaN
         value = msgspec.json.decode(row.data)

@@ -53,7 +53,7 @@ class Results:
         done = checked.done
         last, lost = read_progress(files.progress), Usage()
         if last is not None and last.output == files.output.name and (output.position > 0 or last.done == 0):
-            lost = Usage(last.lost_input_tokens, last.lost_output_tokens)  # which stands in no line
+            lost = Usage(last.lost_input_tokens, last.lost_output_tokens)  # which no line holds
         self._tally = Tally(files.output, checked.expected, done.count, done.totals, settings.prices, lost)
         self._not_durable: deque[tuple[int, Line, float]] = deque()  # where it ends, what, how long it took
         self._kinds: set[str] = set()  # of failures that were logged
@@ -152,7 +152,7 @@ class Results:
             self._failed_too_often = self._failed_too_often or self.stop.reason is None
             self.stop.request(
                 f"{failed} of {tried} rollouts failed, more than max_failure_rate="
-                f"{settings.max_failure_rate}; the first reasons stand above and in the failures file"
+                f"{settings.max_failure_rate}; the first reasons are above and in the failures file"
             )
 
 

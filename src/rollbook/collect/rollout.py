@@ -84,13 +84,13 @@ def _line(item: Item, task: Task, episode: Episode) -> Line:
 def _failure(error: BaseException, task: Task | None, episode: Episode | None) -> Failure:
     """What is kept of a failed rollout: its replies are paid for."""
     if isinstance(error, RolloutFailure):
-        failure = Failure(error.kind, _said(error), error.status, error.retry_after, reply=error.reply)
+        failure = Failure(error.kind, _redacted(error), error.status, error.retry_after, reply=error.reply)
         episode = error.episode or episode
     else:
         why = error_with_place(error)
         if isinstance(error, asyncio.CancelledError) and is_cancellation(error):
             why = "the rollout's task was cancelled by the environment's or the policy's own code"
-        failure = Failure(FailureKind.ENVIRONMENT, _said(why))
+        failure = Failure(FailureKind.ENVIRONMENT, _redacted(why))
     if episode is not None and task is not None:
         failure.response = response_so_far(task, episode)
         if failure.reply is None:
@@ -102,6 +102,6 @@ def _clamped(usage: Usage) -> Usage:
     return Usage(*(clamp_tokens(getattr(usage, name)) for name in Usage.__struct_fields__))
 
 
-def _said(what: object) -> str:
-    """For files and people: an address may hold a password, and a server repeat a key that it refuses."""
+def _redacted(what: object) -> str:
+    """The text without secrets: an address may hold a password, and a server repeat a key that it refuses."""
     return redact_text(str(what).encode("utf-8", "replace").decode())

@@ -122,7 +122,7 @@ def _results(episode: Episode) -> list[tuple[str, Any]]:
 
 
 def _step(number: int, turn: Turn, episode: Episode) -> dict[str, Any]:
-    """A turn as in the record of a run; its logs stand beside the row's."""
+    """A turn as in the record of a run; its logs are beside the row's."""
     return {
         "step_idx": number,
         "ob_len": turn.usage.input_tokens if turn.usage else None,

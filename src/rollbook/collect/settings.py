@@ -37,7 +37,7 @@ Limit = Annotated[float, msgspec.Meta(gt=0)] | None  # None: no limit
 
 
 class Prices(msgspec.Struct, kw_only=True, frozen=True):
-    """In whatever currency, for a million tokens."""
+    """Prices of a million tokens, in any currency."""
 
     input: Amount
     output: Amount
@@ -132,7 +132,7 @@ def load_settings(words: Sequence[str], *, config: Path | None = None) -> Collec
             raise UsageError(f"{name} is missing; add {name}=...")
     values["agents"] = _agents(values.get("agents") or {})
     fields = {field.name: field for field in msgspec.structs.fields(CollectSettings)}
-    # Null stands for the default of settings for which it is no value of their own.
+    # Null means the default where it is no value of its own.
     own_default = {name for name in values if values[name] is None and fields[name].default is not None}
     given = {name: value for name, value in values.items() if name not in own_default}
     settings = typed(_as_json(given), CollectSettings)
@@ -201,12 +201,12 @@ def misspelled_params(params: Mapping[str, Any]) -> list[str]:
         return []
     from rollbook.policies.conversion import KNOWN_PARAMS
 
-    said = []
+    warnings = []
     for name in params.keys() - KNOWN_PARAMS:
         plain = name.lower().replace("-", "_")
         if near := difflib.get_close_matches(plain, KNOWN_PARAMS, n=1, cutoff=_SIMILAR):
-            said.append(f"responses_create_params.{name} is sent as it is; did you mean {near[0]!r}?")
-    return sorted(said)
+            warnings.append(f"responses_create_params.{name} is sent as it is; did you mean {near[0]!r}?")
+    return sorted(warnings)
 
 
 def _file(name: str, path: str) -> str:
@@ -221,7 +221,7 @@ def _file(name: str, path: str) -> str:
 
 
 def _agents(agents: Any) -> dict[str, Any]:
-    """By their names, which YAML may take for numbers; each is checked, so that errors name it."""
+    """The agents by their names, which YAML may take for numbers; each is checked, so that errors name it."""
     shape = "write agents: {my_agent: {env: {name: ...}, policy: {kind: ...}}}"
     if not isinstance(agents, Mapping):
         raise UsageError(f"agents: must be a mapping of names, not {type(agents).__name__}; {shape}")

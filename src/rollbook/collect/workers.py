@@ -208,4 +208,4 @@ def worker_processes(settings: CollectSettings) -> WorkerGroup:
         child.send(encoded)
         return WorkerProcess(child)
 
-    return WorkerGroup(settings, start, "worker processes", "their messages stand above")
+    return WorkerGroup(settings, start, "worker processes", "their messages are above")

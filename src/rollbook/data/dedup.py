@@ -2,7 +2,7 @@
 
 Alike is what has the same content (keys in any order; the names and times that collecting gave a row do not
 count), the same task, prompt or field, or, with `near`, text that is nearly the same. One pass finds for
-every row the first one like it, a second copies. Exact: 16 bytes a row are held, and three times that while
+every row the first one like it, a second copies. Exact: 16 bytes per row are held, and three times that while
 they are sorted. Near: see `near_duplicates.py`.
 """
 
@@ -127,7 +127,7 @@ def _spoken(messages: Sequence[Value]) -> str:
 
 
 def _first_equal(values: Iterable[Any]) -> tuple[Numbers, int]:
-    """For every row the number of the first one like it; and how many had nothing to compare."""
+    """The number of the first row like it, for every row; and how many had nothing to compare."""
     digests, incomparable = bytearray(), 0
     for number, value in enumerate(values):
         incomparable += value is None

@@ -32,7 +32,7 @@ _IN_SQL = {  # what other languages call it
     r"\bstartswith\s*\(": "starts_with(x, 'text')",
     r"\b(any|all)\s*\(": "list_contains(row->>'$.response.output[*].type', 'function_call')",
     r"[!=]=\s*(null|None)\b": "x is null, x is not null",
-    r'"': "texts stand in single quotes: 'text'",
+    r'"': "write texts in single quotes: 'text'",
 }
 
 

@@ -146,9 +146,9 @@ def _known(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):  # the output says so itself
         return {}
     except ValueError as error:
-        raise BadFileError(path, f"is not JSON: {error}; mend or remove it") from error
+        raise BadFileError(path, f"not valid JSON ({error}); fix or delete it") from error
     if not isinstance(known, dict):
-        raise BadFileError(path, "is not an object of datasets; mend or remove it")
+        raise BadFileError(path, "not an object of datasets; fix or delete it")
     return known
 
 
@@ -159,7 +159,7 @@ def _around(system: str | None, tools: Sequence[Mapping[str, Any]] | None) -> di
 
 
 def _described(function: Mapping[str, Any]) -> dict[str, Any]:
-    """With parameters that have properties: its templates look for both, and fail without."""
+    """The tool with parameters and properties: the templates look for both, and fail without."""
     parameters = {"type": "object", **(function.get("parameters") or {})}
     return {**function, "parameters": {**parameters, "properties": parameters.get("properties") or {}}}
 
@@ -172,21 +172,21 @@ def _turns(messages: Sequence[Mapping[str, Any]]) -> tuple[str | None, list[dict
         if role == "system":
             if turns or system is not None:
                 raise Unsuitable("system_prompt_in_the_middle")
-            system = _said(message)
+            system = _content(message)
         elif role == "assistant":
             _alternate(turns, _ASKING)
             turns.append(_answer(message))
         elif role == "tool" and turns and turns[-1]["from"] == "observation":
-            turns[-1]["value"] += "\n" + _said(message)  # the results of parallel calls are one turn
+            turns[-1]["value"] += "\n" + _content(message)  # the results of parallel calls are one turn
         elif role in ("user", "tool"):
             _alternate(turns, _ANSWERING)
-            turns.append({"from": "human" if role == "user" else "observation", "value": _said(message)})
+            turns.append({"from": "human" if role == "user" else "observation", "value": _content(message)})
         else:
             raise Unsuitable("unknown_role")
     return system, turns
 
 
-def _said(message: Mapping[str, Any]) -> str:
+def _content(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     if isinstance(content, list) and not all(
         isinstance(part.get("text", part.get("refusal")), str) for part in content
@@ -204,8 +204,8 @@ def _alternate(turns: Sequence[Mapping[str, str]], before: Sequence[str]) -> Non
 
 def _answer(message: Mapping[str, Any]) -> dict[str, str]:
     thought = message.get("reasoning_content") or message.get("reasoning")
-    said = _said(message)
-    before = (f"<think>\n{thought}\n</think>\n\n" if thought else "") + said
+    text = _content(message)
+    before = (f"<think>\n{thought}\n</think>\n\n" if thought else "") + text
     calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
     if not calls:
         return {"from": "gpt", "value": before}
@@ -214,7 +214,7 @@ def _answer(message: Mapping[str, Any]) -> dict[str, str]:
     wanted = [{"name": call.get("name"), "arguments": call.get("arguments")} for call in calls]
     value = json.dumps(wanted[0] if len(wanted) == 1 else wanted, ensure_ascii=False)
     value = value.replace("<", "\\u003c")  # the same JSON, and nothing in it looks like a mark
-    return {"from": "function_call", "value": before + (value.join(_CALL) if said else value)}
+    return {"from": "function_call", "value": before + (value.join(_CALL) if text else value)}
 
 
 def read_call(value: str) -> dict[str, Any]:

@@ -164,7 +164,7 @@ def _report_tasks(job: DataJob, table: Kept, tasks: Path, repeats: int) -> None:
 
 
 def _write_ordered(job: DataJob, table: Kept, *, by_index: bool) -> None:
-    """By task and repeat; rows of no task come last, in the order in which they are."""
+    """Write the rows by task and repeat; rows of no task come last, in their present order."""
     if by_index:
         _refuse_without_index(job, table)
         table.run(_BY_INDEX)

@@ -44,7 +44,7 @@ class NearDuplicates:
 
     @property
     def first(self) -> list[int]:
-        """For every text the number of the first one like it; its own where it stays."""
+        """The number of the first text like it, for every text; its own where it stays."""
         self._settle()
         return self._first
 

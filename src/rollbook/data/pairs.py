@@ -152,8 +152,8 @@ def _row(better: Exchange, worse: Exchange) -> dict[str, Any]:
     return row | ({"tools": better.tools} if better.tools else {})
 
 
-def _hash(said: list[Any]) -> int:
-    return xxhash.xxh3_64_intdigest(orjson.dumps(said, option=orjson.OPT_SORT_KEYS))
+def _hash(content: list[Any]) -> int:
+    return xxhash.xxh3_64_intdigest(orjson.dumps(content, option=orjson.OPT_SORT_KEYS))
 
 
 def _count(job: DataJob, table: Kept, keep_truncated: bool) -> None:

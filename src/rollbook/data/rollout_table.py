@@ -24,7 +24,7 @@ from rollbook.runs.resolve import rows_of
 
 T = TypeVar("T")
 ROLLOUTS = "task_id, group_idx as task_index, reward, input_tokens, output_tokens, truncated"
-# Of a row of a collection what belongs to the rollout; the names of metrics stand in the row.
+# Of a row of a collection what belongs to the rollout; the row names its metrics.
 _OF_ROLLOUTS = frozenset(
     {KEY, ROLLOUT_INDEX, STEPS, METRICS, "reward", "response", "stop_reason", "num_turns", "logs", "source"}
 )

@@ -1,4 +1,4 @@
-"""What a collected row says: who it is, what was asked, what was answered, what it earned.
+"""Reads a collected row: its key, prompt, reply and reward.
 
 Rows of this ecosystem hold Responses (`responses_create_params`, `response`); datasets hold chat. Both are
 read here, and nowhere else: everything that makes datasets asks these functions.
@@ -44,7 +44,7 @@ def reward_of(row: Mapping[str, Any]) -> float | None:
 
 
 def prompt_of(row: Mapping[str, Any]) -> list[Message]:
-    """The messages before the first reply; none where what stands there is no conversation."""
+    """The messages before the first reply; none where the field holds no conversation."""
     params = row.get("responses_create_params")
     if not isinstance(params, Mapping):
         return []
@@ -62,13 +62,13 @@ def stored_reply(row: Mapping[str, Any]) -> list[Message]:
     Between two replies somebody else speaks: several messages in a row are parts of one.
     """
     response = row.get("response")
-    said: list[Message] = []
+    messages: list[Message] = []
     for message in _chat(response.get("output")) if isinstance(response, Mapping) else []:
-        if said and said[-1]["role"] == message["role"] == "assistant":
-            said[-1] = one_reply([said[-1], message])
+        if messages and messages[-1]["role"] == message["role"] == "assistant":
+            messages[-1] = one_reply([messages[-1], message])
         else:
-            said.append(message)
-    return said
+            messages.append(message)
+    return messages
 
 
 def tools_of(row: Mapping[str, Any]) -> list[Value]:

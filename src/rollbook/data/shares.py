@@ -90,7 +90,7 @@ def plan_counts(
     else:
         wanted = total
     if wanted < 1:
-        raise UsageError("not one row can be taken in these shares; a source has too few")
+        raise UsageError("no row can be taken in these shares; a source has too few rows")
     counts = counts_of(wanted, shares)
     if policy is Shortfall.ERROR and any(count > rows for count, rows in zip(counts, available, strict=True)):
         raise UsageError(_shortfall(sources, available, counts, most))

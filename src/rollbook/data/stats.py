@@ -139,8 +139,8 @@ def _numbers(job: DataJob, paths: Sequence[FieldPath]) -> Kept:
     """
     numbers = "".join(f"{sql_number(f'v{place}::varchar')} as f{place}, " for place in range(len(paths)))
     # A row that says neither whose it is nor what was asked is of no task; its name is but a hash of itself.
-    asked = _listed([name] for name in (*_NAMES, *PROMPTS))
-    says_nothing = f"list_filter(json_type(row, {asked}), lambda kind: kind <> 'NULL') = []"
+    fields = _listed([name] for name in (*_NAMES, *PROMPTS))
+    says_nothing = f"list_filter(json_type(row, {fields}), lambda kind: kind <> 'NULL') = []"
     task = f"case when starts_with(task_id, 'row-') and {says_nothing} then null else hash(task_id) end"
     sql = f"select {numbers}{task} as task, stop_reason as stop from rollouts"
     return _session(job, "scanning", paths).keep(sql, "numbers")

@@ -1,7 +1,7 @@
 """Reading an answer: the last number in a text, and whether two numbers are the same.
 
 Both run in time linear in the text, so they may run in the event loop on anything a model says. What is
-expected must be one number and nothing else: of "about 7 of 1000" nobody knows which was meant.
+expected must be one number and nothing else: "about 7 of 1000" could mean either.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ from rollbook.rollouts.types import Feedback, Message, Opening, Task
 class Environment:
     """One episode. Settings of the config's `env:` arrive as keyword arguments of the constructor."""
 
-    # Whether grading a stored answer again gives what grading it live gave: `data reverify` asks.
+    # Whether grading a stored answer again gives what grading it live gave; `data reverify` requires it.
     stateless: ClassVar[bool] = False
-    # Further modules whose code decides the reward; their digest stands in a collection's manifest.
+    # Further modules whose code decides the reward; their digest is in a collection's manifest.
     sources: ClassVar[tuple[str, ...]] = ()
     # Of a built-in environment, in place of digests: raised when the same answer earns another reward.
     version: ClassVar[int | None] = None

@@ -87,12 +87,12 @@ class Calculator(Environment):
     def _answer(self, call: Any) -> Message:
         self._calls += 1
         try:
-            said = evaluate(_expression(call))
+            result = evaluate(_expression(call))
         except ExpressionError as error:
             self._errors += 1
-            said = f"error: {error}"
+            result = f"error: {error}"
         name = call.get("id") if isinstance(call, dict) else None
-        return {"role": "tool", "tool_call_id": name, "content": said}
+        return {"role": "tool", "tool_call_id": name, "content": result}
 
     def _metrics(self, correct: bool) -> dict[str, float]:
         return {"correct": float(correct), "tool_calls": self._calls, "tool_errors": self._errors}
@@ -116,7 +116,7 @@ class Calculator(Environment):
 
 
 def _tool_name(tool: dict[str, Any]) -> Any:
-    """In the flat form of Responses, or nested as in chat."""
+    """The name of a tool, in the flat form of Responses or nested as in chat."""
     return (tool.get("function") or tool).get("name")
 
 

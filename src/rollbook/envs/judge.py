@@ -60,9 +60,9 @@ class Judge:
     async def grade(self, task: Task, expected: Sequence[object], answer: str) -> Feedback:
         question = "\n\n".join(text_of(m) for m in task.messages if m.get("role") == "user")
         right = "\nor: ".join(map(str, expected))
-        asked = _filled(self._prompt, {"question": question, "expected": right, "answer": answer})
+        filled = _filled(self._prompt, {"question": question, "expected": right, "answer": answer})
         try:
-            completion = await self._policy.act(Request(({"role": "user", "content": asked},)))
+            completion = await self._policy.act(Request(({"role": "user", "content": filled},)))
         except RolloutFailure as failure:
             raise RolloutFailure(
                 FailureKind.JUDGE,
@@ -70,25 +70,25 @@ class Judge:
                 status=failure.status,
                 retry_after=failure.retry_after,
             ) from failure
-        said = text_of(completion.message)
-        verdicts = self._verdict.findall(said)
+        text = text_of(completion.message)
+        verdicts = self._verdict.findall(text)
         if not verdicts:
             raise RolloutFailure(
                 FailureKind.JUDGE,
                 f"the judge gave no verdict (looked for {self._looked_for}); it ended by "
-                f"{completion.finish_reason!r} and said {beginning(said)}",
+                f"{completion.finish_reason!r} and said {beginning(text)}",
             )
         score = self._scores[verdicts[-1].casefold()]
         metrics = {"correct": score}
         if (usage := completion.usage) is not None:
             metrics["judge_input_tokens"] = usage.input_tokens
             metrics["judge_output_tokens"] = usage.output_tokens
-        return Feedback(reward=score, metrics=metrics, logs={"judge": said})
+        return Feedback(reward=score, metrics=metrics, logs={"judge": text})
 
     async def close(self) -> None:
         await self._policy.close()
 
 
 def _filled(template: str, values: dict[str, str]) -> str:
-    """In one pass, so that an answer which says "{expected}" does not learn it."""
+    """The prompt with its places filled in one pass, so that an answer "{expected}" stays as it is."""
     return re.sub(r"\{(question|expected|answer)\}", lambda match: values[match[1]], template)

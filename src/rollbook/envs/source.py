@@ -99,7 +99,7 @@ class EnvironmentSource:
         )
 
     def tasks(self, count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
-        """That many rows, the same for the same seed. A file starts again, in another order, at its end."""
+        """Rows of tasks, the same for the same seed. A file starts again, in another order, at its end."""
         if self.rows is not None:
             return self._rows_by_seed(self.rows, count, seed)
         try:
@@ -123,11 +123,11 @@ class EnvironmentSource:
         params: Mapping[str, Any] | None = None,
     ) -> Task:
         """A row in any of the usual shapes as a task; `params` win over the row's own."""
-        asked = row.get("responses_create_params")
-        if isinstance(asked, Mapping):
-            messages = to_chat(asked["input"], asked.get("instructions"))
-            tools = list(asked.get("tools") or [])
-            own = {key: value for key, value in asked.items() if key not in _NOT_PARAMS}
+        request = row.get("responses_create_params")
+        if isinstance(request, Mapping):
+            messages = to_chat(request["input"], request.get("instructions"))
+            tools = list(request.get("tools") or [])
+            own = {key: value for key, value in request.items() if key not in _NOT_PARAMS}
         else:
             messages, tools, own = _prompt_of(row), list(row.get("tools") or []), {}
         return self.with_system(

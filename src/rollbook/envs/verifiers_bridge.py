@@ -34,8 +34,8 @@ def build(env: Mapping[str, Any], policy: Any, *, max_turns: int, timeout_s: flo
         raise UsageError(f"env {env['name']!r} needs a policy of kind openai, whose endpoint it asks")
     if not isinstance(policy, Mapping) or policy.get("kind", "openai") != "openai":
         raise UsageError(f"env {env['name']!r} asks an endpoint itself; it needs a policy of kind openai")
-    asked = typed(policy, OpenAISettings, "policy")
-    return VerifiersAgent(_name(env), _settings(env), asked, timeout_s=timeout_s)
+    openai = typed(policy, OpenAISettings, "policy")
+    return VerifiersAgent(_name(env), _settings(env), openai, timeout_s=timeout_s)
 
 
 def tasks(env: Mapping[str, Any], count: int, seed: int) -> Iterator[dict[str, Any]]:
@@ -97,7 +97,7 @@ class VerifiersAgent:
 
 
 def versions_of(name: str) -> dict[str, str]:
-    """Of the package and of the environment's own, as far as they are installed as packages."""
+    """The versions of the package and of the environment, as far as they are installed as packages."""
     found = {}
     for package in ("verifiers", _package_of(name)):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -157,8 +157,8 @@ class _Taskset:
             data = task.data
             system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
             prompt = data.model_dump(mode="json", include={"prompt"})["prompt"]
-            said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
-            yield [*system, *map(_plain_message, said)], data.model_dump(mode="json", exclude_none=True)
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
+            yield [*system, *map(_plain_message, messages)], data.model_dump(mode="json", exclude_none=True)
 
     async def play(self, row: dict[str, Any], policy: OpenAISettings, sampling: dict[str, Any]) -> Episode:
         await self._serve()

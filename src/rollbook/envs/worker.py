@@ -26,7 +26,7 @@ _AFTER_ORPHANED_S = 10.0
 
 
 class _TimeUp(BaseException):
-    """Not an Exception: libraries that forgive everything must not forgive this."""
+    """Raised when the time of a job is over. No Exception, which a library might suppress."""
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ class Workers:
         async with self._free:
             for _ in range(_TRIES):
                 process = self._idle.pop() if self._idle else await self._start()
-                answer = await self._asked(process, {"do": job, "limit_s": self.limit_s, **arguments})
+                answer = await self._ask(process, {"do": job, "limit_s": self.limit_s, **arguments})
                 if answer is not None:
                     return _result(answer)
             raise WorkFailed("the process that worked on it died, twice")
@@ -53,12 +53,12 @@ class Workers:
         # Quiet, so that Ctrl-C is for the collector, which then finishes what is under way.
         process = await Child.start("rollbook.envs.worker", quiet=True)
         warm_up = {"do": "warm_up", "limit_s": _START_S, "maths": self._maths}
-        answer = await self._asked(process, warm_up)
+        answer = await self._ask(process, warm_up)
         if answer is None or not answer.get("result"):
             raise WorkFailed(f"a process for grading could not be started: {answer}")
         return self._idle.pop()
 
-    async def _asked(self, process: Child, job: dict[str, Any]) -> dict[str, Any] | None:
+    async def _ask(self, process: Child, job: dict[str, Any]) -> dict[str, Any] | None:
         """The process's answer, after which it is idle; None when it died over it."""
         try:
             async with asyncio.timeout(job["limit_s"] + _GRACE_S):

@@ -27,7 +27,7 @@ class NoDelta(Exception):
 
 
 class Kind(NamedTuple):
-    """What decides how a template goes on: who speaks next, and whether the reply had a thought."""
+    """What decides how a template continues: who speaks next, and whether the reply had a thought."""
 
     follows: str  # user, tool, tools
     thought: bool
@@ -85,7 +85,7 @@ class Deltas:
 
     @cached_property
     def _ways(self) -> dict[Kind, str]:
-        """For each kind the way to take; an empty one where there is none, and then `_reasons` has why."""
+        """The way to take for each kind; an empty one where there is none, and then `_reasons` has why."""
         self._reasons: dict[Kind, str] = {}
         ways = {}
         for kind in KINDS:
@@ -174,15 +174,15 @@ class Deltas:
         return next(iter(found))
 
     def check(self) -> list[str]:
-        """Where episodes go on in one row, and where and why they do not."""
+        """Lines that say where episodes continue in one row, and where and why they do not."""
         works = [str(kind) for kind in KINDS if self._ways[kind]]
         after = "" if len(works) == len(KINDS) else f" after {', '.join(works)}"
-        said = [f"episodes go on in one row{after}"] if works else []
+        lines = [f"episodes go on in one row{after}"] if works else []
         without: dict[str, list[str]] = {}
         for kind, reason in self._ways.items():
             if not reason:
                 without.setdefault(self._reasons[kind], []).append(str(kind))
-        return said + [
+        return lines + [
             f"a new row begins after {', '.join(kinds)}: {reason}" for reason, kinds in without.items()
         ]
 

@@ -76,11 +76,11 @@ class ChatFormat:
 
     def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> list[int]:
         """The whole conversation with the opening of the next reply."""
-        asked = list(messages), list(tools)
-        if self._last_prompt is None or self._last_prompt[0] != asked:  # the rollouts of a group share theirs
+        prompt = list(messages), list(tools)
+        if self._last_prompt is None or self._last_prompt[0] != prompt:  # a group shares its prompt
             given = self._template.protect(messages, tools)
             made = self._template.encode_start(self._template.text(given, opening=True), given.cut)
-            self._last_prompt = deepcopy(asked), made.token_ids
+            self._last_prompt = deepcopy(prompt), made.token_ids
         return list(self._last_prompt[1])
 
     def delta(

@@ -165,10 +165,10 @@ def _with_words(message: Message, place: int, is_trained: bool) -> tuple[Message
     made, words = dict(message), dict[str, str]()
     for part in _parts(message, is_trained):
         if part == "tool_calls":
-            said = [f"call-{number}-of-{place}." for number in range(len(message["tool_calls"]))]
-            calls = zip(message["tool_calls"], said, strict=True)
+            names = [f"call-{number}-of-{place}." for number in range(len(message["tool_calls"]))]
+            calls = zip(message["tool_calls"], names, strict=True)
             made["tool_calls"] = [_saying(call, word) for call, word in calls]
-            words |= dict.fromkeys(said, part)
+            words |= dict.fromkeys(names, part)
         else:
             word = f"{part.replace('_', '-')}-of-{place}."
             made["reasoning_content" if part == "reasoning" else "content"] = word

@@ -209,8 +209,8 @@ class ReplyParser:
 
 def opening_of(template: ChatTemplate) -> str:
     """What the chat template writes to open a reply; nothing where the question ends with it already."""
-    asked = template.protect([QUESTION])
-    closed, opened = template.text(asked), template.text(asked, opening=True)
+    question = template.protect([QUESTION])
+    closed, opened = template.text(question), template.text(question, opening=True)
     return opened[len(closed) :] if opened.startswith(closed) else ""
 
 
@@ -240,8 +240,8 @@ def _call(call: Any, name: str) -> dict[str, Any]:
     if not isinstance(function["name"], str) or not isinstance(arguments, dict):
         raise BrokenCall("a call is a name and an object of arguments")
     orjson.dumps(arguments)  # fails for what no record could hold, and the next line for NaN
-    said = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    return {"id": name, "type": "function", "function": {"name": function["name"], "arguments": said}}
+    encoded = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    return {"id": name, "type": "function", "function": {"name": function["name"], "arguments": encoded}}
 
 
 def _literals(given: Any, field: str) -> Iterator[str]:

@@ -161,8 +161,8 @@ class ChatTemplate:
     def _takes_objects(self) -> bool:
         """Whether arguments of calls are written from objects; a few templates join them as text."""
         call = {"type": "function", "function": {"name": "look_up", "arguments": {"word": "one"}}}
-        asked = {"role": "user", "content": "What is it?"}
-        given = Protected([asked, {"role": "assistant", "content": "", "tool_calls": [call]}], [], "")
+        question = {"role": "user", "content": "What is it?"}
+        given = Protected([question, {"role": "assistant", "content": "", "tool_calls": [call]}], [], "")
         try:
             return bool(self.text(given))
         except TemplateError:
@@ -180,16 +180,16 @@ def with_objects(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
     Arguments that are no JSON object stay the text the model wrote.
     """
 
-    def as_object(said: str) -> Any:
-        value = read_object(said)
-        return said if value is None else value
+    def as_object(text: str) -> Any:
+        value = read_object(text)
+        return text if value is None else value
 
     return _with_arguments(messages, str, as_object)
 
 
 def with_texts(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
     """Arguments of tool calls as text in JSON."""
-    return _with_arguments(messages, dict, lambda said: json.dumps(said, ensure_ascii=False))
+    return _with_arguments(messages, dict, lambda text: json.dumps(text, ensure_ascii=False))
 
 
 def _with_arguments(

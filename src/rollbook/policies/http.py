@@ -54,7 +54,7 @@ class Endpoint:
         """The failure of an answer of 200 whose body is something else."""
         return RolloutFailure(
             FailureKind.BAD_ANSWER,
-            f"{self.url} answered 200 with something else ({said(error)}): {_shown(answer)!r}",
+            f"{self.url} answered 200 with something else ({describe_error(error)}): {_shown(answer)!r}",
         )
 
     async def close(self) -> None:
@@ -70,14 +70,16 @@ class Endpoint:
             response = await self._session.post(self._address, data=data)
             return response.status, response.headers, await response.read()
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise RolloutFailure(FailureKind.CONNECT, f"{self.url}: {said(error)}") from None
+            raise RolloutFailure(FailureKind.CONNECT, f"{self.url}: {describe_error(error)}") from None
         except TimeoutError:
             limit = self._timeout.total
             raise RolloutFailure(FailureKind.TIMEOUT, f"{self.url}: no answer within {limit} s") from None
         except (aiohttp.TooManyRedirects, aiohttp.InvalidURL) as error:
-            raise RolloutFailure(FailureKind.INVALID_REQUEST, f"{self.url}: {said(error)}") from None
+            raise RolloutFailure(
+                FailureKind.INVALID_REQUEST, f"{self.url}: {describe_error(error)}"
+            ) from None
         except (aiohttp.ClientError, ConnectionError, asyncio.IncompleteReadError) as error:
-            raise RolloutFailure(FailureKind.TRANSPORT, f"{self.url}: {said(error)}") from None
+            raise RolloutFailure(FailureKind.TRANSPORT, f"{self.url}: {describe_error(error)}") from None
 
     def _open_session(self) -> aiohttp.ClientSession:
         # The scheduler bounds what is in flight; a second bound here would only hide requests in a queue.
@@ -145,7 +147,7 @@ def check_timeouts(connect_timeout_s: float, total_timeout_s: float | None, wher
 
 
 def bearer(api_key_env: str | None, key: str) -> dict[str, str]:
-    """The Authorization header, from an environment variable: keys never stand in a file."""
+    """The Authorization header, from an environment variable: keys are never in a file."""
     if api_key_env is None:
         return {}
     secret = os.environ.get(api_key_env)
@@ -184,7 +186,7 @@ def _number(text: str | None) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def said(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 

@@ -38,7 +38,7 @@ class OpenAISettings(msgspec.Struct, kw_only=True):
     model: str
     kind: Literal["openai"] = "openai"
     api: Literal["chat", "responses"] = "chat"
-    api_key_env: str | None = None  # the NAME of an environment variable; keys never stand in a file
+    api_key_env: str | None = None  # the NAME of an environment variable; keys are never in a file
     params: dict[str, Any] = {}  # sampling parameters for every request; a row's own win
     return_tokens: bool = False  # ask the engine for token ids and logprobs, which vLLM gives
     max_tokens_key: str = "max_tokens"  # some servers want max_completion_tokens
@@ -124,7 +124,7 @@ class OpenAIPolicy:
         answer = await self._endpoint.post(body)
         try:
             completion = _from_chat_answer(answer) if self._by_chat else _from_responses_answer(answer)
-            return _with_tokens_that_fit(completion, are_wanted=self._settings.return_tokens)
+            return _refuse_misaligned_tokens(completion, are_wanted=self._settings.return_tokens)
         except _OTHER_SHAPE as error:
             raise self._endpoint.not_the_protocol(answer, error) from None
 
@@ -175,14 +175,14 @@ def _from_chat_answer(data: bytes) -> Completion:
     if choice.finish_reason in _GAVE_UP:
         why = f"the server answered 200 and finish_reason {choice.finish_reason!r}"
         raise RolloutFailure(FailureKind.SERVER_ERROR, why)
-    said = choice.message
-    message: dict[str, Any] = {"role": "assistant", "content": said.content or said.refusal or ""}
-    if reasoning := said.reasoning_content or said.reasoning:
+    reply = choice.message
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content or reply.refusal or ""}
+    if reasoning := reply.reasoning_content or reply.reasoning:
         message["reasoning_content"] = reasoning
-    if said.tool_calls:
-        message["tool_calls"] = said.tool_calls
+    if reply.tool_calls:
+        message["tool_calls"] = reply.tool_calls
     logprobs = choice.logprobs.content if choice.logprobs else None
-    return _with_something_said(
+    return _refuse_empty(
         Completion(
             message=message,
             finish_reason=choice.finish_reason or "stop",
@@ -214,7 +214,7 @@ def _from_responses_answer(data: bytes) -> Completion:
     else:
         finish_reason = "tool_calls" if message.get("tool_calls") else "stop"
     last = answer.output[-1] if answer.output else {}  # where training servers put what was sampled
-    return _with_something_said(
+    return _refuse_empty(
         Completion(
             message=message,
             finish_reason=finish_reason,
@@ -228,7 +228,7 @@ def _from_responses_answer(data: bytes) -> Completion:
     )
 
 
-def _with_something_said(completion: Completion) -> Completion:
+def _refuse_empty(completion: Completion) -> Completion:
     """Refuse an answer that holds no generation at all: it would earn a reward of zero, which is made up.
 
     A model that ends at once says nothing too, but the token by which it ended is counted or listed; of an
@@ -248,7 +248,7 @@ def _with_something_said(completion: Completion) -> Completion:
     return completion
 
 
-def _with_tokens_that_fit(completion: Completion, *, are_wanted: bool) -> Completion:
+def _refuse_misaligned_tokens(completion: Completion, *, are_wanted: bool) -> Completion:
     """Refuse what nobody can train on: no tokens where they were asked for, or not a logprob for each."""
     ids, logprobs = completion.token_ids, completion.logprobs
     if are_wanted and not ids and not logprobs:

@@ -60,8 +60,8 @@ def _completion(answer: Any, request: Request) -> Completion:
     reply = {"content": answer} if isinstance(answer, str) else answer
     message = {"role": "assistant", **reply}
     # Without a tokenizer, words stand in for tokens: enough to see that counting works.
-    seen = sum(len(str(m.get("content", "")).split()) for m in request.messages)
-    said = len(str(message.get("content", "")).split())
+    input_tokens = sum(len(str(m.get("content", "")).split()) for m in request.messages)
+    output_tokens = len(str(message.get("content", "")).split())
     reason = "tool_calls" if message.get("tool_calls") else "stop"
-    usage = Usage(input_tokens=seen, output_tokens=said)
+    usage = Usage(input_tokens=input_tokens, output_tokens=output_tokens)
     return Completion(message=message, finish_reason=reason, usage=usage, model="scripted")

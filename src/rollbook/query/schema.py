@@ -101,7 +101,7 @@ row JSON the whole record; only there when a query names it
         + _TASK
         + """
 ob_len BIGINT tokens seen
-ac_len BIGINT tokens said
+ac_len BIGINT tokens generated
 reward DOUBLE of this turn
 episode_done BOOLEAN whether it was the last
 metrics JSON of the environment
@@ -118,7 +118,7 @@ logs JSON of the environment
 message_idx BIGINT the place in the conversation
 role VARCHAR system, user, assistant, tool
 content VARCHAR its text
-reasoning VARCHAR what was thought before it
+reasoning VARCHAR reasoning text before the reply
 tool_calls JSON what was called
 message JSON as it was written
 """
@@ -151,7 +151,7 @@ sequence_idx BIGINT the record among those of its process and iteration
     "checkpoints": _columns(
         _RUN
         + """
-iteration BIGINT the one to go on with
+iteration BIGINT iteration to resume at
 name VARCHAR unique in a run
 epoch DOUBLE where given
 final BOOLEAN whether it ends the run

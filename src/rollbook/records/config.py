@@ -48,7 +48,7 @@ _PLAIN_KEY = re.compile(r"[^.\[\]\"\s]+")
 
 
 def dump_config(config: object) -> dict[str, Any]:
-    """The config as it stands in config.json."""
+    """The config as it is written to config.json."""
     dumper = _Dumper()
     dumped = {} if config is None else dumper.dump(config, ())
     if not isinstance(dumped, dict):

@@ -100,7 +100,7 @@ def made_from(path: Path, manifest: Mapping[str, Any]) -> list[Path]:
 
 
 def _place_of(recorded: Path, path: Path) -> Path:
-    """Beside the dataset where it is not where it was: they were moved together."""
+    """Where an input is now: beside the dataset if it is not where it was, as both may have been moved."""
     return (recorded if recorded.exists() else path.with_name(recorded.name)).resolve()
 
 

@@ -141,7 +141,7 @@ class JsonlWriter:
         return self._durable
 
     def close(self) -> None:
-        """Sync and let go. Safe to call twice; raises if the last lines could not be synced."""
+        """Sync and release the file. Safe to call twice; raises if the last lines could not be synced."""
         if os.getpid() != self._pid:
             return  # it is the parent's to close
         with self._append_guard:

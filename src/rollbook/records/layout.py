@@ -1,7 +1,7 @@
 """The name of every file of a run directory is made here and nowhere else.
 
 Two layouts hold the same files. `flat` is the documented one (`train_iteration_000010.html`); `nested`
-keeps one directory an iteration (`iteration_000010/train.html`), which newer Tinker tools read. A reader
+keeps one directory per iteration (`iteration_000010/train.html`), which newer Tinker tools read. A reader
 accepts both, even mixed in one directory.
 """
 
@@ -51,7 +51,7 @@ def is_iteration_file(name: str) -> bool:
 
 
 def eval_split(name: str) -> str:
-    """The split of an evaluator, as it stands in records: `eval/<name>`."""
+    """The split of an evaluator, as in records: `eval/<name>`."""
     return f"{_EVAL_PREFIX}{name}"
 
 

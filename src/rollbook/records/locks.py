@@ -46,7 +46,7 @@ def lock_path(path: Path) -> Path:
 
 
 def noted_holder(path: Path) -> LockHolder | None:
-    """Who last took the lock of a file and did not release it; if it was killed, it holds nothing."""
+    """The process that last took the lock of a file and did not release it; it may have been killed since."""
     try:
         return msgspec.json.decode(lock_path(Path(os.path.realpath(path))).read_bytes(), type=LockHolder)
     except (OSError, msgspec.MsgspecError):
@@ -102,7 +102,7 @@ class FileLock:
                     f"{self.path}: this file system has no locks ({error.strerror}); "
                     "put the run on a local or NFSv4 directory"
                 ) from error
-            if _still_names(self._sidecar, descriptor):
+            if _is_same_file(self._sidecar, descriptor):
                 with contextlib.suppress(OSError):  # a full disk costs the holder's name, not the lock
                     os.ftruncate(descriptor, 0)
                     os.pwrite(descriptor, msgspec.json.encode(_this_process()), 0)
@@ -116,14 +116,14 @@ class FileLock:
             if self._descriptor < 0:
                 return
             with contextlib.suppress(OSError):
-                if _still_names(self._sidecar, self._descriptor):  # else it belongs to whoever came after us
+                if _is_same_file(self._sidecar, self._descriptor):  # else it belongs to whoever came after us
                     self._sidecar.unlink()
             _held.discard(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = -1
 
 
-def _let_go_in_child() -> None:
+def _close_locks_in_child() -> None:
     for descriptor in _held:
         with contextlib.suppress(OSError):
             os.close(descriptor)
@@ -131,14 +131,16 @@ def _let_go_in_child() -> None:
     _guard.release()
 
 
-os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_let_go_in_child)
+os.register_at_fork(
+    before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_close_locks_in_child
+)
 
 
 def _this_process() -> LockHolder:
     return LockHolder(os.getpid(), socket.gethostname(), datetime.now(UTC).isoformat(timespec="seconds"))
 
 
-def _still_names(path: Path, descriptor: int) -> bool:
+def _is_same_file(path: Path, descriptor: int) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line a call of `log_metrics`, all scalars of one iteration.
+"""metrics.jsonl: one line per call of `log_metrics`, all scalars of one iteration.
 
 Written: `step` first, `progress/batch` (and `progress/done_frac` when the length of the run is known), the
 metrics in the order they were given, `logged_at`, and `nonfinite` when a value was NaN or infinite.

@@ -55,7 +55,7 @@ def to_plain(
     """A copy as plain data, of any value; the keys of non-finite numbers are added to `nonfinite`.
 
     A value that holds itself ends where it would begin again, and a web of objects that refer to each other
-    ends where it would repeat for ever; a note stands in the place of what is left out.
+    ends where it would repeat for ever; a note takes the place of what is left out.
     """
     kind = type(value)
     if kind is str or kind is bool or value is None:

@@ -1,4 +1,4 @@
-"""`<stem>_progress.json`: how a collection stands, replaced whole about once a second.
+"""`<stem>_progress.json`: the state of a collection, replaced whole about once a second.
 
 Any program can read it, while the collection runs or after it was killed. Its status then
 says `running`, too: whether its process lives is another question.
@@ -18,7 +18,7 @@ _STATUSES = {"complete": "completed", "incomplete": "failed", "stopped": "interr
 
 
 class Progress(msgspec.Struct, kw_only=True):
-    """The content of the file. None is what nobody knows."""
+    """The content of the file. None means unknown."""
 
     status: str  # running, completed, failed, interrupted; lost, where its process is gone
     expected: int

@@ -2,7 +2,7 @@
 
 A value is a secret because of its key (`api_key`, `hf_token`, all of `headers`), because of its shape
 (`sk-...`, a JWT, a PEM key, the password in a URL), or because its value is known: it is that of an
-environment variable with a secret's name, or stands under such a key in a config. In free text a value that
+environment variable with a secret's name, or the value of such a key in a config. In free text a value that
 looks like a credential is redacted where it is assigned to such a name. It becomes `[redacted]`; neither its
 length nor a part of it is kept. What only sounds like a secret stays: `max_tokens`, `pad_token: <pad>`,
 `api_key_env: OPENAI_API_KEY`, commit hashes, `api_key = os.environ["KEY"]`.
@@ -107,7 +107,7 @@ def redact_tree(obj: Any, *, remember: bool = False) -> Any:
 
 
 def remember_secrets(config: Any) -> None:
-    """Redact from now on, in whatever is written, the secrets that stand in a config or that it names."""
+    """Redact from now on, in whatever is written, the secrets that a config holds or names."""
     redact_tree(config, remember=True)
 
 
@@ -341,7 +341,7 @@ _FULL_PEM_LINE = re.compile(r"[A-Za-z0-9+/=]{32}")
 
 
 def _redact_pem(match: re.Match[str]) -> str:
-    """Each line of a key's body; a mark that only stands in code has no body."""
+    """Each line of a key's body; a mark that is only quoted in code has no body."""
     if "PRIVATE KEY" not in match[0] or not _FULL_PEM_LINE.search(match[0]):
         return match[0]
     return _PEM_BODY.sub(lambda line: f"{line[1]}{REDACTED if line[2] else ''}{line[3]}", match[0])

@@ -1,4 +1,4 @@
-"""*_rollout_summaries.jsonl: one line a trajectory, with rewards, metrics and step-level numbers.
+"""*_rollout_summaries.jsonl: one line per trajectory, with rewards, metrics and step-level numbers.
 
 Every trajectory that was asked for leaves a line. One that failed has `status: "error"`, its `error`, and
 no reward: a failure is never a zero. `group_idx` is the place of the problem in the batch and does not
@@ -30,7 +30,7 @@ class Status(StrEnum):
 
 
 class Step(Record, kw_only=True):
-    """The numbers of one turn. The writer fills in `step_idx`; a length that nobody knows is None."""
+    """The numbers of one turn. The writer fills in `step_idx`; an unknown length is None."""
 
     REQUIRED: ClassVar[frozenset[str]] = frozenset({"reward", "ob_len", "ac_len"})
 
@@ -199,7 +199,7 @@ def reply_places(trajectory: Trajectory) -> list[int]:
 
 
 def describe_error(error: BaseException | str) -> str:
-    """One line for the record; a key that stands in an error message stays out of it."""
+    """One line for the record; a key in an error message is redacted."""
     if isinstance(error, str):
         return redact_text(error)
     text = str(error)

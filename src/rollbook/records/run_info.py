@@ -83,7 +83,7 @@ def new_attempt(number: int, log_lengths: dict[str, int], resumed_from: str | No
 
 
 def versions() -> dict[str, str]:
-    """Of Python, ourselves and whatever of the field is installed, without importing any of it."""
+    """The versions of Python, Rollbook and known packages that are installed; none is imported."""
     return dict(_versions())
 
 

@@ -131,7 +131,7 @@ def _nonfinite(columns: Mapping[str, Array | None], trained_F: Array) -> dict[st
 
 
 def _within(nonfinite: Mapping[str, Array], start: int, end: int) -> dict[str, list[list[Any]]]:
-    """Those of one record, as [[offset, "nan" | "inf" | "-inf"], ...]."""
+    """The non-finite values of one record, as [[offset, "nan" | "inf" | "-inf"], ...]."""
     found = {}
     for name, pair_K2 in nonfinite.items():
         own_K2 = pair_K2[(pair_K2[:, 0] >= start) & (pair_K2[:, 0] < end)]

@@ -85,7 +85,7 @@ class TrainerLog:
 
 
 def read_points(log: Path) -> Iterator[dict[str, Any]]:
-    """The points of a log by the Trainer's names, as they stand in the `log_history` of its state."""
+    """The points of a log by the Trainer's names, as in the `log_history` of its state."""
     for line in read_lines(log) if log.exists() else ():
         row = decode_line(log, line)
         values = {_TRAINER_NAMES.get(name, name): row[name] for name in row if name not in _PROGRESS}

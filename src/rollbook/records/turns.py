@@ -64,7 +64,7 @@ class Counts(Protocol):
 
 
 def lengths_of(turns: Sequence[Counts]) -> list[tuple[int | None, int | None]]:
-    """For each turn, how many tokens the policy saw and how many it sampled; None where nobody knows."""
+    """For each turn, how many tokens the policy saw and how many it sampled; None where unknown."""
     lengths: list[tuple[int | None, int | None]] = []
     before: int | None = 0  # tokens of the row so far
     for turn in turns:

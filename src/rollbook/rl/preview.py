@@ -108,7 +108,9 @@ def preview(settings: RlSettings, log: Log) -> Preview:
         plans = _plans(settings, pools)
         log(f"sampling {GROUPS} groups of {settings.group_size} ...")
         began = time.perf_counter()
-        played = player.groups(plans, policy, _NoLog(), version=0, stall_after_s=60.0, on_stall=_tell(log))
+        played = player.groups(
+            plans, policy, _NoLog(), version=0, stall_after_s=60.0, on_stall=_log_stall(log)
+        )
         sample_s = time.perf_counter() - began
         log("training on them with a rate of 0 ...")
         with Peak(processes.device) as peak:
@@ -130,7 +132,7 @@ def preview(settings: RlSettings, log: Log) -> Preview:
         return found
 
 
-def _tell(log: Log) -> Any:
+def _log_stall(log: Log) -> Any:
     return lambda stall: log(str(stall))
 
 

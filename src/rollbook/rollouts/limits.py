@@ -3,7 +3,7 @@
 The number of rollouts in flight grows by one for every round of successes and halves when the server pushes
 back, at most once for the requests that were already on their way (TCP's rule, for TCP's reason). Requests
 and tokens a minute are buckets that fill steadily. A rollout pays when it starts what rollouts used on
-average, since nobody knows what it will use, and the difference when it ends; so its later turns never wait.
+average, since what it will use is unknown, and the difference when it ends; so its later turns never wait.
 Until the first one has ended, a limit of tokens lets one at a time go: a hundred of unknown size would spend
 many minutes' tokens at once.
 """
@@ -133,8 +133,8 @@ def spent_on_episode(episode: Episode) -> Spent:
     for turn in episode.turns:
         counted = turn.usage or Usage()
         sampled = turn.token_ids or turn.logprobs
-        said = len(sampled) if sampled else _length(turn.messages[:1])
-        tokens += counted.input_tokens + counted.output_tokens or so_far + said
+        output_tokens = len(sampled) if sampled else _length(turn.messages[:1])
+        tokens += counted.input_tokens + counted.output_tokens or so_far + output_tokens
         so_far += _length(turn.messages)
     return Spent(requests, tokens)
 

@@ -86,5 +86,5 @@ class Attempts:
         usual = chance.uniform(0, ceiling)
         if retry_after is None or math.isnan(retry_after):
             return usual
-        asked = min(retry_after, settings.longest_retry_after_s)
-        return max(usual, asked + chance.uniform(0, min(ceiling, 0.1 * asked + 0.05)))
+        least = min(retry_after, settings.longest_retry_after_s)
+        return max(usual, least + chance.uniform(0, min(ceiling, 0.1 * least + 0.05)))

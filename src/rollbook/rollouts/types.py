@@ -68,7 +68,7 @@ class Completion(msgspec.Struct):
 class Request(msgspec.Struct):
     """What the policy is asked. `params` are sampling parameters under their Responses names.
 
-    `messages` is the whole conversation, a copy that nobody changes later. A policy that knows tokens goes on
+    `messages` is the whole conversation, a copy that is not changed later. A policy that knows tokens goes on
     from `turns`: the tokens so far stand there, and what is new are the messages after the last reply.
     """
 
@@ -81,7 +81,7 @@ class Request(msgspec.Struct):
 
 
 class Policy(Protocol):
-    """Who acts. `act` raises RolloutFailure when there is no answer."""
+    """Gives the replies. `act` raises RolloutFailure when there is none."""
 
     async def act(self, request: Request) -> Completion: ...
 

@@ -1,4 +1,4 @@
-"""metrics.jsonl of a run, as rows, as one row a step, as an Arrow table or a pandas frame.
+"""metrics.jsonl of a run, as rows, as one row per step, as an Arrow table or a pandas frame.
 
 Rows stream, other systems' under the documented names (`records.metrics.normalize`), each with an
 `attempt` that tells a resumed run's processes apart: by the offsets in run.json where we wrote the file, by a

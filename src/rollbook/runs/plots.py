@@ -16,7 +16,7 @@ from rollbook.records.jsonl import read_lines
 from rollbook.records.metrics import metric_names
 from rollbook.records.record import decode_json, decode_line
 from rollbook.runs.reader import open_run
-from rollbook.runs.standing import newest_trainer_state
+from rollbook.runs.status import newest_trainer_state
 
 _RL_PANELS = (
     "env/all/reward/total",

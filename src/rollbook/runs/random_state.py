@@ -66,7 +66,7 @@ def encode_random_state() -> bytes:
 
 
 def read_random_state(path: Path) -> None:
-    """Put back what stands in a file; BadFileError where that is no random state."""
+    """Restore what a file holds; BadFileError where that is no random state."""
     try:
         state = json.loads(path.read_bytes())
         restore_random_state(state)

@@ -141,7 +141,7 @@ class RunReader:
         return read_records(self.files.alerts, Alert)
 
     def follow(self) -> Follower:
-        """For watching a run that is being written: each `poll()` returns what is new."""
+        """A view of a run that is being written: each `poll()` returns what is new."""
         return Follower(self.files, foreign=self.info is None)
 
     def _records(

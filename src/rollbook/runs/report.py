@@ -197,7 +197,7 @@ def _add_details(node: logtree.Node, lines: list[_Line]) -> None:
 
 
 def _row(own: _Row, metrics: _Line, logs: _Line) -> _Row:
-    """One row; what the environment calls like a column of ours stands in it under another name."""
+    """One row; a metric with the name of a column of ours gets another name."""
     row = dict(own)
     for name, value in [*metrics.items(), *logs.items()]:
         while name in row:

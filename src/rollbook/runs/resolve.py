@@ -46,7 +46,7 @@ _ROLE_OF_NAME = {
 }
 _ROLE_OF_ARTIFACT = {Artifact.SUMMARIES: Role.SUMMARIES, Artifact.TRANSCRIPTS: Role.TRANSCRIPTS}
 _FAILURES = "_failures.jsonl"
-_BESIDE = {_FAILURES: "failures", "_tasks.jsonl": "tasks"}  # what stands beside a collection
+_BESIDE = {_FAILURES: "failures", "_tasks.jsonl": "tasks"}  # files beside a collection
 _PART_OF_A_RUN = re.compile(r"iteration_\d{6,}|checkpoints|checkpoint-\d+|superseded|token_exports|\..*")
 _COMPRESSED = (".gz", ".zst")
 _RUN_FILES = "run.json, metrics.jsonl, trainer_log.jsonl, iteration files, token_exports/"
@@ -154,7 +154,7 @@ def rows_of(ends: Mapping[Path, int]) -> Sources:
 
 
 def role_of(path: Path) -> Role | None:
-    """By its name; None for a file that is neither of a run nor rows."""
+    """The role of a file, by its name; None for one that is neither of a run nor rows."""
     if path.name in _ROLE_OF_NAME:
         return _ROLE_OF_NAME[path.name]
     for artifact, role in _ROLE_OF_ARTIFACT.items():
@@ -270,7 +270,7 @@ def _run(directory: Path, files: list[tuple[Path, Role, str | None]]) -> Owner:
 
 
 def _owner_of_file(path: Path) -> Owner:
-    """One file: it belongs to the run or collection it stands in, and only it is read."""
+    """One file: it belongs to the run or collection it is in, and only it is read."""
     role = role_of(path)
     if role is None:
         raise UsageError(f"{path}: neither a file of a run nor rows ({', '.join(ENDINGS)})")

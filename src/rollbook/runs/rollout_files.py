@@ -1,4 +1,4 @@
-"""The two files of one iteration's rollouts, and where each rollout stands in them.
+"""The two files of one iteration's rollouts, and where each rollout is in them.
 
 Lines are appended as rollouts finish. When the iteration closes, they are put in the order of the batch, so
 that the order in which rollouts happened to finish leaves no trace. What is kept per rollout is four numbers.

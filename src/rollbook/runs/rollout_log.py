@@ -114,7 +114,7 @@ class GroupLog:
     def close(self, error: BaseException | None) -> None:
         """An exception that left the group fails every trajectory that was still to come.
 
-        Without a size nobody knows of any, unless none came at all.
+        Without a size the number is unknown, unless none came at all.
         """
         if error is not None:
             expected = self._size if self._size is not None else not self._recorded
@@ -162,7 +162,7 @@ class RolloutLog:
 
         `group_idx` is its place in the batch, `task_id` its own lasting name (a hash of the prompt when
         there is none), `size` how many trajectories are expected: those that never come count as missing,
-        or as failed when an exception leaves the block. The exception goes on to the caller.
+        or as failed when an exception leaves the block. The exception reaches the caller.
         """
         ids = {
             "run_id": self._run_id,

@@ -7,7 +7,7 @@
             with run.checkpoint(f"{i + 1:06d}", batch=i + 1) as directory: ...
 
 A directory that already holds a run is refused unless `resume` is given; then the run goes back to its
-newest complete checkpoint (see `rewind`) and the loop goes on as if nothing had happened. One process
+newest complete checkpoint (see `rewind`) and the loop continues as if nothing had happened. One process
 writes a run; a second one is refused with the pid and host of the first.
 """
 
@@ -382,7 +382,7 @@ class Run:
         if not isinstance(name, str) or not name:
             raise UsageError(f"a checkpoint's name is text, not {name!r}; f'{{batch:06d}}' is the custom")
         if name in self._checkpoint_names:
-            raise UsageError(f"checkpoint {name!r} is already recorded; a name stands for one state only")
+            raise UsageError(f"checkpoint {name!r} is already recorded; choose another name")
         if taken := loop_state.keys() & set(CheckpointRecord.__struct_fields__):
             raise UsageError(
                 f"loop state {', '.join(sorted(taken))}: these keys are the record's own; rename them"

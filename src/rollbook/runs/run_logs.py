@@ -1,7 +1,7 @@
 """The append-only logs of a run: any file of JSON lines below its directory, under the run's one lock.
 
 Their lengths are in every checkpoint, and a resume cuts each back to its length. So that it knows them, the
-name of a log stands in run.json before its first line is written. A log named for `rank_0` stands for those
+name of a log is in run.json before its first line is written. A log named for `rank_0` stands for those
 of all ranks, which the other processes write themselves.
 """
 

@@ -145,7 +145,7 @@ def _structs_in(annotation: Any) -> list[type[msgspec.Struct]]:
 
 
 def _choices(error: str, kind: type[msgspec.Struct]) -> str:
-    """What may stand at the place of a value that is not among the possible ones."""
+    """The possible values, where a value is none of them."""
     _, _, place = error.partition(" - at `$.")
     found: Any = kind
     for name in place.rstrip("`").split("."):

@@ -108,7 +108,7 @@ def _refusal(files: RunFiles) -> str:
     newest = newest_complete(read_checkpoints(files.checkpoints), files.root)
     where = f"checkpoint {newest.record.name!r}" if newest else "the beginning: it has no complete checkpoint"
     return (
-        f"{files.root} already holds a run; pass resume=True to go on from {where}, "
+        f"{files.root} already holds a run; pass resume=True to resume from {where}, "
         f"or choose another log_path"
     )
 

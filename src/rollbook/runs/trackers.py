@@ -187,6 +187,6 @@ class _TrackerThread:
                 self._warn(f"{self._kind} does not record this run", f"{type(error).__name__}: {error}{hint}")
 
     def _warn(self, title: str, text: str) -> None:
-        """In the record, and for whoever looks at the terminal and waits for curves."""
+        """Warn in the record and on the terminal, where somebody waits for curves."""
         self._alert(title, text)
         _log.warning("%s: %s", title, text)

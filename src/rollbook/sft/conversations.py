@@ -104,13 +104,13 @@ def _from_prompt(value: Mapping[str, Any]) -> Conversation:
 
 
 def _from_alpaca(value: Mapping[str, Any]) -> Conversation:
-    asked = value["instruction"] + (f"\n{value['input']}" if value.get("input") else "")
+    instruction = value["instruction"] + (f"\n{value['input']}" if value.get("input") else "")
     messages: list[Message] = []
     if value.get("system"):
         messages.append({"role": "system", "content": value["system"]})
     for question, answer in value.get("history") or ():
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": value["output"]}]
+    messages += [{"role": "user", "content": instruction}, {"role": "assistant", "content": value["output"]}]
     return Conversation(messages=messages)
 
 
@@ -119,13 +119,13 @@ def _from_sharegpt(value: Mapping[str, Any]) -> Conversation:
     if value.get("system"):
         messages.append({"role": "system", "content": value["system"]})
     for turn in value["conversations"]:
-        said, text = turn["from"], turn["value"]
-        if said == "function_call":
+        role, text = turn["from"], turn["value"]
+        if role == "function_call":
             messages.append(read_call(text))
         else:
-            if said not in _ROLES:
-                raise ValueError(f"nobody knows the role {said!r}; those known: {', '.join(_ROLES)}")
-            messages.append({"role": _ROLES[said], "content": text})
+            if role not in _ROLES:
+                raise ValueError(f"unknown role {role!r}; known roles: {', '.join(_ROLES)}")
+            messages.append({"role": _ROLES[role], "content": text})
     return Conversation(messages=with_objects(messages), tools=_tools(value))
 
 

@@ -153,7 +153,7 @@ def _write_store(
     chat: ChatFormat,
     log: Callable[[str], None],
 ) -> None:
-    report, dropped_before, told = TokenReport(), chat.dropped, time.monotonic()
+    report, dropped_before, last_report = TokenReport(), chat.dropped, time.monotonic()
     with (
         (directory / "tokens.bin").open("wb") as tokens,
         (directory / "trained.bin").open("wb") as trained,
@@ -161,8 +161,8 @@ def _write_store(
     ):
         for row, conversation in read_conversations(dataset):
             report.rows += 1
-            if time.monotonic() - told > _PROGRESS_S:
-                told = time.monotonic()
+            if time.monotonic() - last_report > _PROGRESS_S:
+                last_report = time.monotonic()
                 log(f"{dataset.path}: {report.rows:,} rows tokenised")
             try:
                 whole = Example(*chat.mask(conversation))

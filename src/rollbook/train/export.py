@@ -139,7 +139,7 @@ class TokenExport(NoTokenExport):
         self._guarded(self._close)
         if self._manifest is not None:
             self._manifest.close()
-            self._tell([self._stopped] if self._stopped else [])
+            self._share_errors([self._stopped] if self._stopped else [])
         if kind is None:
             self._raise_error()  # of what was still to do after the last commit
 
@@ -186,9 +186,9 @@ class TokenExport(NoTokenExport):
             self._manifest.sync()
         except WriteError as error:
             errors.append(str(error))
-        self._tell(errors)
+        self._share_errors(errors)
 
-    def _tell(self, errors: Sequence[str]) -> None:
+    def _share_errors(self, errors: Sequence[str]) -> None:
         if errors and not self._is_told:
             self._is_told = True
             self._alert("the token export has stopped", "; ".join(errors))

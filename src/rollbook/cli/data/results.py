@@ -1,4 +1,4 @@
-"""What a person is told of a dataset that was made: rows in and out, counts, and what each verb adds."""
+"""What is printed about a dataset that was made: rows in and out, counts, and what each verb adds."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def of_mix(manifest: DataManifest) -> list[str]:
 
 
 def _share(source: dict[str, Any], rows: int) -> str:
-    share, asked = source["taken"] / max(1, rows), f"{source['share']:.4g}"
-    real = f"{share:.4g}" if f"{share:.4g}" == asked else f"{share:.4g}, of {asked} asked for"
+    share, wanted = source["taken"] / max(1, rows), f"{source['share']:.4g}"
+    real = f"{share:.4g}" if f"{share:.4g}" == wanted else f"{share:.4g}, of {wanted} asked for"
     none = "; too small a share for one row" if not source["taken"] else ""
     return f"  {source['name']}: {source['taken']} of {source['available']} ({real} of the mix{none})"
 

@@ -1,6 +1,6 @@
 """Rows of anything become a table with named columns and typed cells.
 
-`data` of a table node: `columns` and `rows`, one list a row. A number stays a number; NaN and the
+`data` of a table node: `columns` and `rows`, one list per row. A number stays a number; NaN and the
 infinities are null in JSON, and `nonfinite` says which cells they were: [row, column, "NaN"].
 """
 

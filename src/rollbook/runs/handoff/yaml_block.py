@@ -333,7 +333,7 @@ def _end_of(node: yaml.Node, text: str) -> int:
 
 
 def _steps(node: yaml.Node | None) -> Iterator[int]:
-    """By how many columns keys stand behind those of the mapping around them, first to last."""
+    """The indents of keys in the mappings around them, first to last, in columns."""
     if isinstance(node, yaml.MappingNode) and not node.flow_style:
         for key, value in node.value:
             if isinstance(value, yaml.MappingNode) and value.value and not value.flow_style:

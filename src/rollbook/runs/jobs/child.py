@@ -57,7 +57,7 @@ class Stream:
 
 
 class GuardianLink:
-    """The supervisor's end of its guardian: told who the child is, gives back the output."""
+    """The supervisor's end of its guardian: sends it the child's pid, gives back the output."""
 
     def __init__(self, run_id: str, log: Path, grace_s: float, stream: Stream) -> None:
         self._run_id, self._log, self._grace_s, self._stream = run_id, log, grace_s, stream

@@ -1,8 +1,8 @@
-"""What a collection came to, for the history: by its own `<stem>_progress.json`.
+"""The result of a collection, for the history: from its own `<stem>_progress.json`.
 
 A collector that drained exits with 3, as one does whose rollouts failed; only its progress file says which it
 was. Drained by a signal or by its time limit, it was `interrupted`; stopped by too many failures, or done
-with rollouts missing, it `failed`; nothing missing is `completed`, also when it had been told to stop.
+with rollouts missing, it `failed`; nothing missing is `completed`, also after a request to stop.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ INCOMPLETE = 3
 _OUTPUT_DIR_NOTE = "output_dir"
 
 
-def judge_collection(end: RunEnd, progress: Progress | None) -> None:
-    """Set what an exit code alone does not tell, and the metrics."""
+def set_collection_outcome(end: RunEnd, progress: Progress | None) -> None:
+    """Set status, reason and metrics, which an exit code alone does not give."""
     from rollbook.runs.jobs.ledger import Status
 
     if progress is None:
@@ -41,12 +41,12 @@ def judge_collection(end: RunEnd, progress: Progress | None) -> None:
             end.signal = first if first.startswith("SIG") else None
 
 
-def tell_supervisor(archive: Path, progress: Path) -> None:
-    """Leave word of where a supervised collection writes; a training run's own word is not overwritten."""
-    told = archive / _OUTPUT_DIR_NOTE
-    if not told.exists() or (archive / PROGRESS_KEY).exists():
+def write_output_note(archive: Path, progress: Path) -> None:
+    """Note for the supervisor where a collection writes; the note of a training run is not overwritten."""
+    note = archive / _OUTPUT_DIR_NOTE
+    if not note.exists() or (archive / PROGRESS_KEY).exists():
         write_atomic(archive / PROGRESS_KEY, f"{progress.absolute()}\n".encode(), durable=False)
-        write_atomic(told, f"{progress.absolute().parent}\n".encode(), durable=False)
+        write_atomic(note, f"{progress.absolute().parent}\n".encode(), durable=False)
 
 
 def progress_file_of(record: RunRecord, ledger: Ledger) -> Path | None:

@@ -1,7 +1,7 @@
 """A child's output as it goes into the log file: every line, no carriage returns.
 
-A progress bar rewrites its line hundreds of times; the log keeps what stood there when the line ended, and
-what stood there every half minute, so that a log that is being followed still moves. Text without carriage
+A progress bar rewrites its line hundreds of times; the log keeps what it showed when the line ended, and
+every half minute, so that a log that is being followed still moves. Text without carriage
 returns is passed on at once, whole line or not, in whatever encoding it is.
 """
 

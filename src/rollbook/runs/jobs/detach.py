@@ -59,9 +59,9 @@ def supervise_detached(job: Job) -> Started:
     try:
         answer = msgspec.json.decode(launcher.stdout.partition(b"\n")[0], type=_Answer)
     except msgspec.MsgspecError:
-        said = launcher.stderr.decode("utf-8", "replace").strip().splitlines()
+        lines = launcher.stderr.decode("utf-8", "replace").strip().splitlines()
         raise RollbookError(
-            f"the detached supervisor did not start: {said[-1] if said else 'no word'}"
+            f"the detached supervisor did not start: {lines[-1] if lines else 'no message'}"
         ) from None
     if answer.error is not None:
         raise RollbookError(answer.error)
@@ -69,7 +69,7 @@ def supervise_detached(job: Job) -> Started:
 
 
 def _run_detached() -> None:
-    """What `python -m rollbook.runs.jobs.detach` does: read a job, let go of the caller, supervise."""
+    """What `python -m rollbook.runs.jobs.detach` does: read a job, detach from the caller, supervise."""
     job = decode_job(sys.stdin.buffer.read())
     forget_own_path()
     if os.fork() > 0:
@@ -79,12 +79,12 @@ def _run_detached() -> None:
     answer = os.dup(1)
     os.set_inheritable(answer, False)
     os.dup2(null, 1)
-    told = False
+    replied = False
 
-    def tell(reply: _Answer, log: Path | None = None) -> None:
-        nonlocal told
-        if not told:
-            told = True
+    def reply_with(reply: _Answer, log: Path | None = None) -> None:
+        nonlocal replied
+        if not replied:
+            replied = True
             with contextlib.suppress(OSError):
                 os.write(answer, msgspec.json.encode(reply) + b"\n")
             os.close(answer)
@@ -95,12 +95,14 @@ def _run_detached() -> None:
         end = supervise(
             job,
             terminal=None,
-            on_start=lambda started: tell(_Answer(started=msgspec.Raw(encode_started(started))), started.log),
+            on_start=lambda started: reply_with(
+                _Answer(started=msgspec.Raw(encode_started(started))), started.log
+            ),
         )
     except BaseException as error:
-        tell(_Answer(error=str(error) or repr(error)))
+        reply_with(_Answer(error=str(error) or repr(error)))
         raise
-    tell(_Answer(error=f"{end.reason or end.status} (recorded as {end.id})"))
+    reply_with(_Answer(error=f"{end.reason or end.status} (recorded as {end.id})"))
     sys.exit(exit_code_for(end))
 
 

@@ -51,7 +51,7 @@ class Fingerprinter:
         }
 
     def _directory(self, directory: Path) -> dict[str, Any]:
-        """Of the names and sizes below it, up to a number of files."""
+        """A digest of the names and sizes below it, up to a number of files."""
         digest = hashlib.sha256()
         count = total = 0
         for folder, below, names in os.walk(directory):

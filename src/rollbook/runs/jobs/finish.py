@@ -1,4 +1,4 @@
-"""What a run came to: its last numbers and its checkpoint, for the history and for the handoff.
+"""The result of a run: its last numbers and its checkpoint, for the history and for the handoff.
 
 Read from the files of its output directory, whatever wrote them. The supervisor calls `record_result` when a
 job has ended; `rollbook promote` uses the same for any checkpoint of any run, later.
@@ -16,11 +16,11 @@ from rollbook.records.checkpoints import is_complete, read_checkpoints
 from rollbook.records.progress import read_progress
 from rollbook.records.record import decode_json
 from rollbook.records.trainer_log import LOG, PICTURE, RESULTS, STATE, last_line, read_points
-from rollbook.runs.jobs.collected import judge_collection, progress_file_of_job
+from rollbook.runs.jobs.collected import progress_file_of_job, set_collection_outcome
 from rollbook.runs.jobs.job import Job, Started
 from rollbook.runs.jobs.ledger import Ledger, RunEnd, RunRecord, Status
 from rollbook.runs.saved_models import SavedModel, newest_model, saved_models
-from rollbook.runs.standing import standing_of
+from rollbook.runs.status import read_status
 
 if TYPE_CHECKING:
     from rollbook.runs.handoff import HandoffResult
@@ -40,7 +40,7 @@ def record_result(job: Job, started: Started, end: RunEnd) -> None:
     if (progress := progress_file_of_job(job, started.archive)) is not None:
         end.extra["output_dir"] = str(directory or progress.parent)
         if _is_newer(progress, launched):
-            judge_collection(end, read_progress(progress))
+            set_collection_outcome(end, read_progress(progress))
     elif directory is not None:
         end.extra["output_dir"] = str(directory)
         _add_metrics(directory, end, launched)
@@ -96,7 +96,7 @@ def _add_metrics(directory: Path, end: RunEnd, launched: float) -> None:
 
 def final_metrics(directory: Path) -> dict[str, Any] | None:
     """The last numbers of a run, for the history."""
-    step = standing_of(directory).step
+    step = read_status(directory).step
     return {**result_values(directory), **({} if step is None else {"steps": step})} or None
 
 
@@ -164,7 +164,7 @@ def publish_again(ledger: Ledger, record: RunRecord, config: Path, saved: SavedM
 
 
 def _note_handed_over(directory: Path, checkpoint: Path) -> None:
-    """For whoever rotates the checkpoints of a run that goes on: this one is in use."""
+    """Note that this checkpoint is in use, for whoever rotates those of a run that continues."""
     path = directory / HANDED_OVER
     known = path.read_text().splitlines() if path.exists() else []
     line = str(checkpoint.absolute())
@@ -187,11 +187,11 @@ def result_values(directory: Path) -> dict[str, Any]:
     losses = [row["loss"] for row in history if isinstance(row.get("loss"), int | float)]
     if losses:
         values["last_loss"], values["mean_loss"] = losses[-1], sum(losses) / len(losses)
-    standing = standing_of(directory)
-    if standing.value is not None and standing.headline != "loss":
-        values["last_reward"] = standing.value
-    elif standing.value is not None:
-        values.setdefault("last_loss", standing.value)
+    status = read_status(directory)
+    if status.value is not None and status.headline != "loss":
+        values["last_reward"] = status.value
+    elif status.value is not None:
+        values.setdefault("last_loss", status.value)
     return values
 
 
@@ -219,7 +219,7 @@ def find_checkpoint(directory: Path, step: int | None) -> SavedModel:
 
 
 def output_dir_of(record: RunRecord, ledger: Ledger) -> Path | None:
-    """Where a run's files are, as far as it has said."""
+    """The directory of a run's files, where it is known."""
     if record.output_dir:
         return ledger.resolve(record.output_dir)
     return noted_output_dir(ledger.resolve(record.archive)) if record.archive else None

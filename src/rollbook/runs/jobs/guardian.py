@@ -3,7 +3,7 @@
 It sits in a session of its own, reads the child's output and writes the log, and hands a copy to the
 supervisor for the terminal. So a supervisor that is killed, even with SIGKILL and its whole group, costs
 not a byte of the log; the guardian sees its pipe close, sends SIGTERM to every process of the run, SIGKILL
-after the grace period, writes down what they still had to say, and exits. It writes nothing but the log:
+after the grace period, logs the rest of their output, and exits. It writes nothing but the log:
 the history is the business of the next command that reads it.
 """
 
@@ -29,7 +29,7 @@ _CHUNK = 1 << 16
 _TURN_S = 0.1
 _GIVE_UP_AFTER_KILL_S = 30.0  # a process in an uninterruptible wait cannot be helped from here
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTSTP)
-_FAREWELL = b"[rollbook] the supervisor of this run is gone; its processes were ended\n"
+_CLOSING_LINE = b"[rollbook] the supervisor of this run is gone; its processes were ended\n"
 
 
 class Orders(msgspec.Struct):
@@ -63,7 +63,7 @@ class Guardian:
         self._orders = orders
         self._log = LogFile(Path(orders.log))
         self._child: int | None = None
-        self._heard = b""  # an order that has not fully arrived
+        self._partial_order = b""  # an order that has not fully arrived
         self._done = False
         self._stream_open = True
         self._stream_idle = False  # nothing more to read right now
@@ -75,7 +75,7 @@ class Guardian:
     def watch(self) -> None:
         while not self._is_over():
             self._turn()
-        self._log.finish(_FAREWELL if self._sweep else b"")
+        self._log.finish(_CLOSING_LINE if self._sweep else b"")
 
     def _is_over(self) -> bool:
         drained = not self._stream_open or self._stream_idle
@@ -104,13 +104,13 @@ class Guardian:
             self._close_echo()
 
     def _listen(self) -> None:
-        heard = os.read(self._orders.control, 4096)
-        if not heard:
+        received = os.read(self._orders.control, 4096)
+        if not received:
             self._close_echo()
             self._unsent = b""
             self._sweep = Sweep(RunProcesses(self._orders.run_id, self._child), self._orders.grace_s)
             return
-        *orders, self._heard = (self._heard + heard).split(b"\n")
+        *orders, self._partial_order = (self._partial_order + received).split(b"\n")
         for order in orders:
             word, _, value = order.partition(b" ")
             if word == b"child":
@@ -163,11 +163,11 @@ class LogFile:
     def write(self, data: bytes) -> None:
         self._put(self._secrets.feed(self._returns.feed(data)))
 
-    def finish(self, last_words: bytes) -> None:
+    def finish(self, closing_line: bytes) -> None:
         self._put(self._secrets.feed(self._returns.finish()) + self._secrets.finish())
         if self._lost:
             self._put(f"[rollbook] {self._lost} bytes of output could not be written here\n".encode())
-        self._put(last_words)
+        self._put(closing_line)
         with contextlib.suppress(OSError):
             os.fsync(self._descriptor)
         os.close(self._descriptor)

@@ -251,8 +251,8 @@ class Appender:
         if len(after) != before + 1 or after[-1] != probe:
             raise BadFileError(
                 self._path,
-                "cannot be appended to: its `runs:` list must come last in the file, one `- ` item after "
-                "another. Rearrange it, or move the file away and a new one will be begun",
+                "cannot be appended to: `runs:` must be the last key and hold `- ` items. Move it to the "
+                "end, or rename the file to start a new one",
             )
         return indent
 

@@ -1,4 +1,4 @@
-"""What to run: all a supervisor needs, as plain data, so that a detached one can be told through a pipe."""
+"""What to run: all that a supervisor needs, as plain data that can be sent through a pipe."""
 
 from __future__ import annotations
 

@@ -91,9 +91,9 @@ def last_error(log: Path) -> dict[str, Any] | None:
     last_line = lines[-1].strip()
     starts = [index for index, line in enumerate(lines) if line.rstrip().endswith(_TRACEBACK)]
     found = [error for index in starts if (error := _traceback_end(lines, index))]
-    telling = [error for error in found if not str(error["type"]).endswith(_WRAPPERS)]
-    if telling or found:
-        return {**(telling or found)[-1], "last_line": last_line}
+    informative = [error for error in found if not str(error["type"]).endswith(_WRAPPERS)]
+    if informative or found:
+        return {**(informative or found)[-1], "last_line": last_line}
     named = [line.strip() for line in lines if _NAMED_ERROR.match(line.strip())]
     return {"message": named[-1] if named else last_line, "last_line": last_line}
 

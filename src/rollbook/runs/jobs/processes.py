@@ -154,7 +154,7 @@ class RunProcesses:
         self._mark = f"{RUN_ID_VARIABLE}={run_id}".encode()
 
     def pids(self) -> list[int]:
-        """Those alive now, without the caller and without guardians; zombies no longer count."""
+        """The processes alive now, without the caller and without guardians; zombies no longer count."""
         if not HAS_PROC:
             return [self.group] if self.group and _group_answers(self.group) else []
         stats = {stat.pid: stat for stat in all_stats()}
@@ -171,7 +171,7 @@ class RunProcesses:
         return (ours or self._mark in environment) and _GUARDIAN_MARK not in environment
 
     def signal(self, number: int, *, but: int | None = None) -> list[int]:
-        """Send to every one of them; returns whom."""
+        """Send the signal to each of them; returns those that got it."""
         reached = []
         for pid in self.pids():
             if pid != but:
@@ -234,7 +234,7 @@ class OomWatch:
         self._since = time.clock_gettime(time.CLOCK_MONOTONIC)
 
     def kills(self) -> int:
-        """In our own control group: a process of this run, or of the shell that started it."""
+        """Kills in our own control group: of a process of this run, or of the shell that started it."""
         return sum(map(self._new, self._counters))
 
     def kills_on_machine(self) -> int:

@@ -25,8 +25,8 @@ _SNAPSHOT_AFTER_S = 0.5
 
 
 class Recorder:
-    def __init__(self, job: Job, say: Callable[[str], None]) -> None:
-        self._job, self._say = job, say
+    def __init__(self, job: Job, log: Callable[[str], None]) -> None:
+        self._job, self._log = job, log
         self._began, self._started_at = time.monotonic(), utc_now()
         self._ledger: Ledger | None = None  # once the start is recorded
         self._id = ""
@@ -46,7 +46,7 @@ class Recorder:
         try:
             self._ledger.end(self._id, end)
         except (RollbookError, OSError) as error:
-            self._say(f"how this run ended is not in the history: {error}")
+            self._log(f"how this run ended is not in the history: {error}")
 
     def _record_start(self) -> None:
         self._over.wait(_START_AFTER_S)
@@ -70,7 +70,7 @@ class Recorder:
             ledger.start(start)
         except (RollbookError, OSError) as error:
             why = f"{job.artifacts}: {error.strerror}" if isinstance(error, OSError) else str(error)
-            self._say(f"{why}, so this run is not in the history; it goes on without")
+            self._log(f"{why}, so this run is not in the history; it continues without")
             return
         self._ledger = ledger
         self._over.wait(_SNAPSHOT_AFTER_S)

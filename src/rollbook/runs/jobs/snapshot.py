@@ -41,7 +41,7 @@ _GPU_FIELDS = {
     "memory.total": "memory_total_mib",
     "driver_version": "driver",
 }
-_TELLING_VARIABLES = re.compile(
+_RECORDED_VARIABLES = re.compile(
     r"CUDA_VISIBLE_DEVICES|CONDA_DEFAULT_ENV|VIRTUAL_ENV|HF_HOME|HF_HUB_OFFLINE|TOKENIZERS_PARALLELISM"
     r"|(?:LOCAL_)?RANK|WORLD_SIZE|MASTER_(?:ADDR|PORT)|OMP_NUM_THREADS|SLURM_JOB_ID|WANDB_(?:MODE|PROJECT)"
     r"|(?:NCCL|PYTORCH|TORCH|VLLM|ROLLBOOK)_.*"
@@ -69,13 +69,13 @@ def take_snapshot(
 
     `of_this_process`: the job is what this very process does.
     """
-    taken = Snapshot()
+    snapshot = Snapshot()
     versions = _own_versions if of_this_process else partial(_versions, job)
     parts: dict[str, Callable[[Path], None]] = {
         "command.json": lambda path: _write_json(path, _command(job)),
         "code.diff": lambda path: write_code_diff(path, code or capture_code(_code_of(job))),
         "versions.json": lambda path: _write_json(path, versions()),
-        "host.json": lambda path: _write_json(path, _host(taken)),
+        "host.json": lambda path: _write_json(path, _host(snapshot)),
     }
     if job.config is not None:
         parts["config.json"] = lambda path: write_config(path, job.config)
@@ -87,15 +87,15 @@ def take_snapshot(
     for name, write in parts.items():
         try:
             write(directory / name)
-            taken.files.append(name)
+            snapshot.files.append(name)
         except Exception as error:  # a broken package's metadata, a full disk: the run is worth more
-            taken.missing[name] = f"{type(error).__name__}: {error}"
+            snapshot.missing[name] = f"{type(error).__name__}: {error}"
     try:
-        summary = {"taken_at": utc_now(), "files": taken.files, "missing": taken.missing}
+        summary = {"taken_at": utc_now(), "files": snapshot.files, "missing": snapshot.missing}
         _write_json(directory / "snapshot.json", summary)
     except Exception as error:
-        taken.missing["snapshot.json"] = f"{type(error).__name__}: {error}"
-    return taken
+        snapshot.missing["snapshot.json"] = f"{type(error).__name__}: {error}"
+    return snapshot
 
 
 def capture_job_code(job: Job) -> CodeState | None:
@@ -124,28 +124,28 @@ def _code_of(job: Job) -> Path:
 
 def _command(job: Job) -> dict[str, Any]:
     environment = {**os.environ, **job.env}
-    telling = {
+    recorded = {
         name: value
         for name, value in sorted(environment.items())
-        if _TELLING_VARIABLES.fullmatch(name) or name in job.env
+        if _RECORDED_VARIABLES.fullmatch(name) or name in job.env
     }
     return {
         "command": redact_tree(list(job.command)),
         "cwd": str(job.cwd or Path.cwd()),
-        "env": redact_tree(telling),
+        "env": redact_tree(recorded),
     }
 
 
 def _copy_config(path: Path, source: Path) -> None:
-    """The file as it stood, comments and all, without its secrets."""
+    """Copy the file with its comments, without its secrets."""
     text = source.read_bytes().decode("utf-8", "surrogateescape")
     write_atomic(path, redact_yaml(text).encode("utf-8", "surrogateescape"))
 
 
 def _versions(job: Job) -> dict[str, Any]:
-    """Of the interpreter that will run the command, which need not be ours."""
+    """The versions of the interpreter that will run the command, which need not be ours."""
     interpreter = interpreter_of(job.command, {**os.environ, **job.env}.get("PATH"))
-    said = subprocess.run(
+    listed = subprocess.run(
         [interpreter or sys.executable, "-c", _LIST_PACKAGES],
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -157,12 +157,12 @@ def _versions(job: Job) -> dict[str, Any]:
     return {
         "rollbook": __version__,
         "interpreter": interpreter or sys.executable,
-        **orjson.loads(said.stdout),
+        **orjson.loads(listed.stdout),
     }
 
 
 def _own_versions() -> dict[str, Any]:
-    """Of this process, by the names of the installed directories: reading their metadata takes far longer."""
+    """The versions of this process, by the names of installed directories: metadata takes far longer."""
     packages: dict[str, str] = {}
     for place in sys.path:
         for found in Path(place or ".").glob("*.dist-info"):
@@ -193,11 +193,11 @@ def interpreter_of(command: list[str], path: str | None = None) -> str | None:
     return shutil.which(found[0], path=path) if found else None
 
 
-def _host(taken: Snapshot) -> dict[str, Any]:
+def _host(snapshot: Snapshot) -> dict[str, Any]:
     try:
         gpus = query_gpus(_GPU_FIELDS) if shutil.which("nvidia-smi") else []
     except Exception as error:
-        gpus, taken.missing["gpus"] = [], str(error)
+        gpus, snapshot.missing["gpus"] = [], str(error)
     return {
         "hostname": socket.gethostname(),
         "os": platform.platform(),

@@ -22,8 +22,8 @@ _CHUNK = 1 << 16
 _TERMINAL_CHUNK = 4096  # a pipe or terminal that `select` calls writable takes this much without blocking
 _LOOK_S = 0.2
 _PATIENCE_S = 1.0
-_SAME_PRESS_S = 0.5  # a terminal and a wrapper such as `uv run` both deliver one Ctrl-C
-_AFTERMATH_S = 5.0  # for a terminal that has stalled, for a process that cannot be killed
+_DOUBLE_CTRL_C_S = 0.5  # a terminal and a wrapper such as `uv run` both deliver one Ctrl-C
+_KILL_WAIT_S = 5.0  # for a terminal that has stalled, for a process that cannot be killed
 _NEVER = float("inf")
 
 
@@ -67,12 +67,12 @@ class Watch:
     def until_over(self) -> Ended:
         while not self._over:
             self._forward_signals()
-            self._move_output(self._patience())
+            self._move_output(self._wait_s())
             self._every_turn()
             if self._guardian.replace_if_dead():
                 self._output_open = True
             if self._child_is_gone():
-                self._see_to_leftovers()
+                self._end_remaining_processes()
             elif time.monotonic() >= self._kill_at:
                 self._killed_here = True
                 self.processes.signal(signal.SIGKILL)
@@ -94,10 +94,10 @@ class Watch:
                 self._term_at = min(self._term_at, arrival.at)
                 if self._gone_at is None:
                     self._forwarded.append(number)
-            elif arrival.at - first > _SAME_PRESS_S:
+            elif arrival.at - first > _DOUBLE_CTRL_C_S:
                 self._kill_at = min(self._kill_at, arrival.at)
 
-    def _patience(self) -> float:
+    def _wait_s(self) -> float:
         if self._gone_at is not None:
             return _LOOK_S
         return max(0.0, min(_PATIENCE_S, self._kill_at - time.monotonic() + 0.01))
@@ -132,7 +132,7 @@ class Watch:
             self._term_at = min(self._term_at, self._gone_at + self._grace_s)
         return True
 
-    def _see_to_leftovers(self) -> None:
+    def _end_remaining_processes(self) -> None:
         now = time.monotonic()
         if now < self._next_look and self._output_open:
             return
@@ -143,13 +143,13 @@ class Watch:
             self._over = not self._output_open or waited > self._grace_s
         elif now >= self._kill_at:
             self.processes.signal(signal.SIGKILL)
-            self._over = now > self._kill_at + _AFTERMATH_S
+            self._over = now > self._kill_at + _KILL_WAIT_S
         elif now >= self._term_at and not self._leftovers:
             self._leftovers = len(left)
             self.processes.signal(signal.SIGTERM)
             self._kill_at = min(self._kill_at, now + self._grace_s)
 
     def _show_the_rest(self) -> None:
-        deadline = time.monotonic() + _AFTERMATH_S
+        deadline = time.monotonic() + _KILL_WAIT_S
         while (self._output_open or self._unshown) and time.monotonic() < deadline:
             self._move_output(_LOOK_S)

@@ -1,4 +1,4 @@
-"""How a run stands, from the files it leaves: step, percent, ETA, loss and trend, last checkpoint.
+"""The state of a run, from the files it leaves: step, percent, ETA, loss and trend, last checkpoint.
 
 Works on a run of any kind while it is written, and after it was killed: an RL run's `metrics.jsonl`, a
 trainer's `trainer_log.jsonl`, a collection's `*_progress.json`. Only the end of a log is read.
@@ -38,14 +38,14 @@ _HEADLINES = ("env/all/reward/total", "reward", "loss", "train_mean_nll")
 _DURATION = re.compile(r"(?:(\d+) days?, )?(\d+):(\d\d):(\d\d)")
 
 
-class CheckpointStanding(msgspec.Struct):
+class CheckpointStatus(msgspec.Struct):
     path: str
     step: int | None
     complete: bool
     problem: str | None = None
 
 
-class Standing(msgspec.Struct):
+class RunStatus(msgspec.Struct):
     """What is known; None where the files do not say."""
 
     source: str | None = None
@@ -57,64 +57,64 @@ class Standing(msgspec.Struct):
     value: float | None = None
     trend: str | None = None  # falling, rising, flat
     nonfinite: list[str] = []
-    checkpoint: CheckpointStanding | None = None
+    checkpoint: CheckpointStatus | None = None
     collection: Progress | None = None
 
 
-def standing_of(directory: Path, progress_file: Path | None = None) -> Standing:
-    """`progress_file` is that of a run that is a collection: others may stand in the same directory."""
-    standing = Standing()
+def read_status(directory: Path, progress_file: Path | None = None) -> RunStatus:
+    """`progress_file` is that of a run that is a collection: others may be in the same directory."""
+    status = RunStatus()
     if progress_file is not None:
-        _from_progress(progress_file, standing)
-        return standing
+        _from_progress(progress_file, status)
+        return status
     if (directory / "trainer_log.jsonl").exists():
-        _from_trainer_log(directory / "trainer_log.jsonl", standing)
+        _from_trainer_log(directory / "trainer_log.jsonl", status)
     elif (directory / "metrics.jsonl").exists():
-        _from_metrics(directory / "metrics.jsonl", standing)
+        _from_metrics(directory / "metrics.jsonl", status)
     elif (progress := _newest_progress(directory)) is not None:
-        _from_progress(progress, standing)
+        _from_progress(progress, status)
     elif (state := newest_trainer_state(directory)) is not None:
-        _from_trainer_state(state, standing)
-    standing.checkpoint = _last_checkpoint(directory)
-    return standing
+        _from_trainer_state(state, status)
+    status.checkpoint = _last_checkpoint(directory)
+    return status
 
 
-def _from_trainer_log(path: Path, standing: Standing) -> None:
-    standing.source = path.name
+def _from_trainer_log(path: Path, status: RunStatus) -> None:
+    status.source = path.name
     rows = list(_tail_rows(path))
     for row in rows:
         step = next((row[key] for key in ("current_steps", "step", "global_step") if key in row), None)
-        standing.step = step if isinstance(step, int) else standing.step
+        status.step = step if isinstance(step, int) else status.step
         if isinstance(row.get("total_steps"), int):
-            standing.total_steps = row["total_steps"]
+            status.total_steps = row["total_steps"]
         if isinstance(row.get("percentage"), int | float):
-            standing.percent = float(row["percentage"])
-        standing.eta_s = _seconds(row.get("remaining_time")) if "remaining_time" in row else standing.eta_s
+            status.percent = float(row["percentage"])
+        status.eta_s = _seconds(row.get("remaining_time")) if "remaining_time" in row else status.eta_s
         if "loss" in row:
-            standing.nonfinite = row.get("nonfinite", [])
-    if standing.percent is None and standing.step is not None and standing.total_steps:
-        standing.percent = round(100 * standing.step / standing.total_steps, 2)
-    _set_headline(standing, rows)
+            status.nonfinite = row.get("nonfinite", [])
+    if status.percent is None and status.step is not None and status.total_steps:
+        status.percent = round(100 * status.step / status.total_steps, 2)
+    _set_headline(status, rows)
 
 
-def _from_metrics(path: Path, standing: Standing) -> None:
-    standing.source = path.name
+def _from_metrics(path: Path, status: RunStatus) -> None:
+    status.source = path.name
     rows = [normalize(row) for row in _tail_rows(path)]
     steps = [(step, row) for row in rows if (step := step_of(row)) is not None]
     if not steps:
         return
     step, last = max(steps, key=lambda pair: pair[0])
-    standing.step = step + 1  # steps count from 0; after step 0 one is done
-    standing.nonfinite = last.get("nonfinite", [])
+    status.step = step + 1  # steps count from 0; after step 0 one is done
+    status.nonfinite = last.get("nonfinite", [])
     fraction = next(
         (row["progress/done_frac"] for _, row in reversed(steps) if row.get("progress/done_frac")), None
     )
     if fraction:
-        standing.percent = round(100 * fraction, 2)
-        standing.total_steps = _total_steps(steps)
-        standing.step = min(standing.step, standing.total_steps)  # the evaluations at the end are no step
-        standing.eta_s = _eta(steps, standing.total_steps)
-    _set_headline(standing, [row for _, row in steps])
+        status.percent = round(100 * fraction, 2)
+        status.total_steps = _total_steps(steps)
+        status.step = min(status.step, status.total_steps)  # the evaluations at the end are no step
+        status.eta_s = _eta(steps, status.total_steps)
+    _set_headline(status, [row for _, row in steps])
 
 
 def newest_trainer_state(directory: Path) -> Path | None:
@@ -124,42 +124,42 @@ def newest_trainer_state(directory: Path) -> Path | None:
     return found[-1] if found else None
 
 
-def _from_trainer_state(path: Path, standing: Standing) -> None:
+def _from_trainer_state(path: Path, status: RunStatus) -> None:
     """What the Hugging Face Trainer leaves when nothing logs beside it: current as of the last checkpoint."""
     try:
-        state = decode_json(path.read_bytes())
-        history = [row for row in state.get("log_history") or [] if isinstance(row, dict)]
+        saved = decode_json(path.read_bytes())
+        history = [row for row in saved.get("log_history") or [] if isinstance(row, dict)]
     except (OSError, ValueError, AttributeError, TypeError):
         return
-    standing.source = path.name
-    step, total = state.get("global_step"), state.get("max_steps")
-    standing.step = step if isinstance(step, int) else None
-    standing.total_steps = total if isinstance(total, int) and total > 0 else None
-    if standing.step is not None and standing.total_steps:
-        standing.percent = round(100 * standing.step / standing.total_steps, 2)
-    _set_headline(standing, history)
+    status.source = path.name
+    step, total = saved.get("global_step"), saved.get("max_steps")
+    status.step = step if isinstance(step, int) else None
+    status.total_steps = total if isinstance(total, int) and total > 0 else None
+    if status.step is not None and status.total_steps:
+        status.percent = round(100 * status.step / status.total_steps, 2)
+    _set_headline(status, history)
 
 
-def _from_progress(path: Path, standing: Standing) -> None:
-    standing.source = path.name
+def _from_progress(path: Path, status: RunStatus) -> None:
+    status.source = path.name
     if (progress := read_progress(path)) is None:
         return
-    standing.collection = progress
-    standing.step, standing.total_steps, standing.eta_s = progress.done, progress.expected, progress.eta_s
+    status.collection = progress
+    status.step, status.total_steps, status.eta_s = progress.done, progress.expected, progress.eta_s
     if progress.expected:
-        standing.percent = round(100 * progress.done / progress.expected, 2)
+        status.percent = round(100 * progress.done / progress.expected, 2)
     if progress.reward_mean is not None:
-        standing.headline, standing.value = "reward", progress.reward_mean
+        status.headline, status.value = "reward", progress.reward_mean
 
 
-def why_collector_is_gone(progress: Progress) -> str | None:
-    """Why a progress file that says `running` is not to be believed; None while its collector lives."""
+def reason_collector_ended(progress: Progress) -> str | None:
+    """Why the collector of a progress file that says `running` has ended; None while it lives."""
     from rollbook.runs.jobs.processes import ProcessIdentity, started_at, why_gone
 
     pid, host, updated = progress.pid, progress.host, unix_time(progress.updated_at)
     is_silent = updated is None or time.time() - updated > _SILENT_S
     if host != socket.gethostname() or not isinstance(pid, int):
-        return f"no word from its process on {host} since {progress.updated_at}" if is_silent else None
+        return f"its process on {host} has not written since {progress.updated_at}" if is_silent else None
     began, born = unix_time(progress.started_at), started_at(pid)
     if is_silent and began is not None and born is not None and born > began + _CLOCK_SLACK_S:
         return f"its process is gone; pid {pid} is another one now"
@@ -183,10 +183,10 @@ def writer_of(files: RunFiles, info: RunInfo) -> LockHolder | None:
     return None if is_another or why_gone(ProcessIdentity(holder.pid)) else holder
 
 
-def disbelieve(standing: Standing) -> None:
-    """What was true only while it ran is not shown of a collection that no longer does."""
-    standing.eta_s = None
-    progress = standing.collection
+def clear_live_fields(status: RunStatus) -> None:
+    """Clear what was true only while the run lived; a collection that still says `running` is lost."""
+    status.eta_s = None
+    progress = status.collection
     if progress is not None and progress.status == "running":
         progress.status, progress.rate_per_s, progress.eta_s = "lost", None, None
         progress.in_flight = progress.waiting = 0
@@ -198,24 +198,24 @@ def _total_steps(steps: list[tuple[int, dict[str, Any]]]) -> int:
     return round((step + 1) / float(row["progress/done_frac"]))
 
 
-def _set_headline(standing: Standing, rows: list[dict[str, Any]]) -> None:
+def _set_headline(status: RunStatus, rows: list[dict[str, Any]]) -> None:
     found = (
         (name, [row[name] for row in rows if isinstance(row.get(name), int | float)]) for name in _HEADLINES
     )
     name, points = next(((name, points) for name, points in found if points), ("", []))
     if not points:
         return
-    standing.headline, standing.value = name, float(points[-1])
+    status.headline, status.value = name, float(points[-1])
     recent = points[-_TREND_POINTS:]
     half = len(recent) // 2
     if half:
         before, after = sum(recent[:half]) / half, sum(recent[-half:]) / half
         change = (after - before) / (abs(before) or 1.0)
-        standing.trend = "flat" if abs(change) < _FLAT else ("rising" if change > 0 else "falling")
+        status.trend = "flat" if abs(change) < _FLAT else ("rising" if change > 0 else "falling")
 
 
 def _eta(steps: list[tuple[int, dict[str, Any]]], total: int) -> float | None:
-    """From the times of the lines at hand: the pace of this session, not of the whole run."""
+    """The time left at the pace of the last lines: that of this session, not of the whole run."""
     times = ((step, unix_time(row.get("logged_at"))) for step, row in steps)
     timed = [(step, at) for step, at in times if at is not None]
     if len(timed) < 2 or timed[-1][0] <= timed[0][0]:
@@ -224,18 +224,18 @@ def _eta(steps: list[tuple[int, dict[str, Any]]], total: int) -> float | None:
     return round(max(0.0, pace * (total - 1 - timed[-1][0])), 1)
 
 
-def _last_checkpoint(directory: Path) -> CheckpointStanding | None:
+def _last_checkpoint(directory: Path) -> CheckpointStatus | None:
     stored = list(read_checkpoints(directory / "checkpoints.jsonl"))
     if stored:
         record = stored[-1].record
         whole = is_complete(record, directory)
         path = record.state_path or record.sampler_path or record.name
-        return CheckpointStanding(path, record.batch, whole, None if whole else "files are missing")
+        return CheckpointStatus(path, record.batch, whole, None if whole else "files are missing")
     models = saved_models(directory)
     if not models:
         return None
     last = models[-1]
-    return CheckpointStanding(last.path.name, last.step, last.complete, last.problem)
+    return CheckpointStatus(last.path.name, last.step, last.complete, last.problem)
 
 
 def _newest_progress(directory: Path) -> Path | None:

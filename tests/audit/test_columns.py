@@ -54,7 +54,7 @@ def test_turns_by_columns_are_turns_one_by_one(turns_R: list[list[TurnLine]]) ->
     lengths = [pair for own in turns_R for pair in lengths_of(own)]
     assert found.seen.tolist() == [UNKNOWN if seen is None else seen for seen, _ in lengths]
     assert found.sampled.tolist() == [UNKNOWN if sampled is None else sampled for _, sampled in lengths]
-    assert found.cut_off.tolist() == [any(t.finish_reason == "length" for t in own) for own in turns_R]
+    assert found.cut_off.tolist() == [turn.finish_reason == "length" for own in turns_R for turn in own]
     assert not len(found.misaligned)
     part = 0
     for own, count in zip(turns_R, found.counts.tolist(), strict=True):

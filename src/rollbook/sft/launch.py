@@ -16,7 +16,7 @@ from rollbook.runs.resolve import find_inputs
 from rollbook.runs.saved_models import newest_model
 from rollbook.sft.lf_data import write_lf_data
 from rollbook.sft.llamafactory import check_supported, llamafactory_job
-from rollbook.sft.places import newest_checkpoint, refuse_occupied
+from rollbook.sft.places import checkpoint_to_resume, refuse_occupied
 from rollbook.sft.resumable import is_finished, refuse_changed_data
 from rollbook.sft.settings import SftSettings
 
@@ -55,16 +55,15 @@ def plan_start(settings: SftSettings, artifacts: Path, *, resume: bool, overwrit
     refuse_occupied(directory, resume=resume, overwrite=overwrite)
     if RunFiles(directory).run.exists():
         FileLock(RunFiles(directory).run).release()  # refused while a trainer is at work there
-    checkpoint = newest_checkpoint(directory)
-    if settings.engine == "llamafactory":
+    checkpoint = None
+    if resume and settings.engine == "llamafactory":
         model = newest_model(directory)
         checkpoint = model.path if model else None
-    if not resume or checkpoint is None:
-        return StartPlan(directory, resume, overwrite, None, data)
-    is_ours = settings.engine == "rollbook"
-    if is_ours and is_finished(directory, settings):
-        return StartPlan(directory, resume, overwrite, checkpoint, data, is_finished=True)
-    if is_ours:
+    elif resume:  # the process that trains looks at every byte
+        checkpoint = checkpoint_to_resume(directory, verify=False).path(directory)
+    if checkpoint is not None and settings.engine == "rollbook":
+        if is_finished(directory, settings):
+            return StartPlan(directory, resume, overwrite, checkpoint, data, is_finished=True)
         refuse_changed_data(checkpoint, settings)
     return StartPlan(directory, resume, overwrite, checkpoint, data)
 

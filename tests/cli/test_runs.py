@@ -291,6 +291,21 @@ def test_handoff_and_promote(shell: Shell) -> None:
     assert "complete ones: 10, 20" in shell("promote", "demo@99", code=2)
 
 
+def test_what_ends_with_a_loss_that_is_no_number_is_not_handed_over(shell: Shell) -> None:
+    """Whoever wants it all the same says so with `promote`."""
+    config = shell.directory / "config.yaml"
+    config.write_text("runtime_info: {}\n")
+    python, flag, code = trainer(shell.directory / "out")
+    code = code.replace("(20, 0.25)", "(20, float('nan'))")
+    words = ["--output-dir", "out", "--config", "config.yaml", "--", python, flag, code]
+    said = shell("run", "burst", *words)
+    assert "handoff: nothing published: the run has diverged: the last optimiser step was not finite" in said
+    assert "To publish it all the same: rollbook promote burst" in said
+    assert config.read_text() == "runtime_info: {}\n"
+    shell("promote", "burst")
+    assert "checkpoint-20" in config.read_text()
+
+
 def test_promote_reads_every_byte_and_status_every_size(shell: Shell) -> None:
     (shell.directory / "config.yaml").write_text("runtime_info: {}\n")
     code = """

@@ -187,6 +187,13 @@ def test_other_rows_per_step_are_refused_with_the_setting_that_keeps_them(tmp_pa
     assert "gradient_accumulation_steps: 2 a step has 4 rows, as it had)" in outputs[0]
 
 
+def test_a_run_that_diverges_ends_both_with_one_message(tmp_path: Path) -> None:
+    changes = {"training__learning_rate": 1e30, "training__warmup_steps": 1, "data__eval": []}
+    codes, outputs = ended(start_two(tmp_path, **changes))
+    assert codes == [1, 0] and outputs[1] == ""
+    assert outputs[0].splitlines()[-1].startswith("rollbook: the run has diverged: 4 of the last 5 ")
+
+
 def test_the_launcher_adds_nothing_to_that_message(tmp_path: Path) -> None:
     """`rollbook sft` starts the processes by torchrun, whose last word would be a traceback of its own."""
     settings = settings_for(tmp_path, 2, model__config=None, model__path=str(tmp_path), processes=2)

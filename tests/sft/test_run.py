@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from rollbook.cli.main import main
+from rollbook.runs.divergence import DivergedError
 from rollbook.sft.preview import preview
 from rollbook.sft.settings import load_settings
 from rollbook.sft.train import train
@@ -216,16 +217,23 @@ def test_bad_settings_are_named_before_anything_happens(
     assert not (tmp_path / "artifacts").exists()
 
 
-def test_a_run_whose_gradients_burst_says_so_and_keeps_its_weights(tmp_path: Path) -> None:
+def test_a_run_whose_gradients_burst_says_so_and_leaves_them_out(tmp_path: Path) -> None:
     config = write_config(
-        tmp_path, training__max_steps=4, training__learning_rate=1e30, training__warmup_steps=1, data__eval=[]
+        tmp_path,
+        training__max_steps=4,
+        training__save_steps=3,
+        training__learning_rate=1e30,
+        training__warmup_steps=1,
+        data__eval=[],
     )
     said: list[str] = []
-    train(load_settings(config), tmp_path / "artifacts", resume=False, log=said.append)
+    with pytest.raises(DivergedError, match="the last optimiser step was not finite"):
+        train(load_settings(config), tmp_path / "artifacts", resume=False, log=said.append)
     assert sum(line.startswith("NOT FINITE: step ") for line in said) == 3
     output = tmp_path / "artifacts/model/demo"
     lines = [json.loads(line) for line in (output / "trainer_log.jsonl").read_text().splitlines()]
     assert [line.get("nonfinite") for line in lines[1:4]] == [["grad_norm"]] * 3
-    assert len((output / "alerts.jsonl").read_text().splitlines()) == 3
-    saved = json.loads((output / "checkpoint-4/training_state.json").read_text())
-    assert saved["sft"]["progress"]["skipped_steps"] == 3
+    assert len((output / "alerts.jsonl").read_text().splitlines()) == 4  # and one for the run
+    saved = json.loads((output / "checkpoint-3/training_state.json").read_text())
+    assert saved["sft"]["progress"]["skipped_steps"] == 2
+    assert saved["sft"]["progress"]["left_out"] == [2, 3]

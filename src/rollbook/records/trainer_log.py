@@ -102,6 +102,15 @@ def last_line(log: Path) -> dict[str, Any]:
     return {} if last is None else dict(decode_line(log, last))
 
 
+def nonfinite_steps(points: Iterable[Mapping[str, Any]]) -> list[int]:
+    """The steps of the points whose loss or gradient was not finite."""
+    return [
+        int(point["step"])
+        for point in points
+        if any(name in point and point[name] is None for name in ("loss", "grad_norm"))
+    ]
+
+
 def best_point(points: Iterable[Mapping[str, Any]]) -> tuple[int, float] | None:
     """Step and loss of the best evaluation."""
     found = [(point["eval_loss"], point["step"]) for point in points if point.get("eval_loss") is not None]

@@ -16,6 +16,7 @@ from rollbook.policies.chat_format import ChatFormat
 from rollbook.records.alerts import Level
 from rollbook.records.checkpoints import Choice, choose, none_is_whole, read_checkpoints
 from rollbook.records.config import read_config
+from rollbook.records.iterations import read_iterations
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.layout import RunFiles
 from rollbook.records.run_info import read_run_info
@@ -27,6 +28,7 @@ from rollbook.rl.settings import RlSettings, SamplerSettings, differences
 from rollbook.rl.sources import Sources, changes_since, sources_of
 from rollbook.rl.tasks import TaskPool, open_pools
 from rollbook.rl.watch import Watch
+from rollbook.runs.divergence import StepsLeftOut
 from rollbook.runs.handoff import resolve_checkpoint
 from rollbook.runs.random_state import seed_generators
 from rollbook.runs.reader import open_run
@@ -92,6 +94,7 @@ class Job(NamedTuple):
     sources: Sources
     export: NoTokenExport
     stop: StopSignals
+    left_out: StepsLeftOut
     history: dict[str, dict[int, float]]  # by metric and iteration: the rewards so far
     sample_seconds: list[float]
     late_times: dict[str, float]  # of what came after the last line of metrics; the next one has them
@@ -319,6 +322,7 @@ def open_job(
             sources=sources,
             export=opened.enter_context(open_first_export(settings, run, trainer)),
             stop=stop,
+            left_out=StepsLeftOut(settings.max_nonfinite_steps, "max_nonfinite_steps"),
             history=defaultdict(dict),
             sample_seconds=[],
             late_times={},
@@ -326,6 +330,9 @@ def open_job(
         for text in changed:
             run.alert("resumed with another environment", text, level=Level.INFO)
             log(text)
+        for record in read_iterations(run.files.iterations):
+            for step in record.steps or ():
+                job.left_out.note(not step.applied and bool(step.trained_tokens))
         for row in open_run(run.files.root).metrics.by_step():
             job.note(int(row["step"]), row)
             job.watch.look(row)

@@ -17,6 +17,7 @@ from rollbook.records.token_settings import TrainerSettings, with_token_export
 from rollbook.rl import advantages
 from rollbook.rl.schedule import groups_drawn
 from rollbook.rollouts.retry import RetrySettings
+from rollbook.runs.divergence import MOST, MaxNonfiniteSteps
 from rollbook.runs.settings import merge, parse_words, read_yaml, refuse_unknown, typed
 from rollbook.train.losses import AnyLoss, ImportanceSampling, Loss, ReferenceKl
 from rollbook.train.model_settings import ModelSettings
@@ -33,7 +34,7 @@ _OURS = ("name", "as", "weight", "tasks", "system", "max_turns")
 # Settings that a resumed run may change; any other difference is refused.
 MAY_CHANGE = frozenset(
     {"iterations", "save_every", "save_total_limit", "evals", "num_groups_to_log", "samples_every",
-     "on_alert", "trackers", "trainer", "stall_after_s", "log_path", "name"}
+     "on_alert", "trackers", "trainer", "stall_after_s", "log_path", "name", "max_nonfinite_steps"}
 )  # fmt: skip
 
 
@@ -102,6 +103,7 @@ class RlSettings(msgspec.Struct, kw_only=True, frozen=True):
     adam_beta2: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.95
     adam_epsilon: Positive = 1e-8
     max_grad_norm: Amount = 1.0
+    max_nonfinite_steps: MaxNonfiniteSteps = MOST  # of the last 100; with more of them the run has failed
     minibatches: Count = 1  # optimiser steps per pass over a batch
     epochs: Count = 1  # passes over a batch
     loss: AnyLoss = ImportanceSampling()  # or one of the caller's own, see load_settings

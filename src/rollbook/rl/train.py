@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any, NamedTuple, NoReturn
 
 from rollbook.errors import RollbookError, UsageError
+from rollbook.records.alerts import Level
 from rollbook.records.checkpoints import Choice, newest_complete, read_checkpoints
 from rollbook.records.identity import derive_seed
 from rollbook.records.iterations import IterationRecord
@@ -37,6 +38,7 @@ from rollbook.rl.steps import (
     trained_record,
 )
 from rollbook.rl.tasks import TaskPool
+from rollbook.runs.divergence import DivergedError
 from rollbook.runs.launch import GRACE_S
 from rollbook.runs.reader import open_run
 from rollbook.runs.rollout_log import RolloutLog
@@ -88,6 +90,8 @@ def run_iteration(job: Job, i: int, before: str) -> str:
         share = trainer.processes.scatter(assembled.plan)
         assert share is not None
         steps = take_steps(trainer, settings, [share], job.export)
+        for step in steps:
+            job.left_out.note(step.is_left_out)
     with clock("sync"):
         values |= job.policy.update(version=i + 1)
     record = trained_record(settings, i, assembled, steps, before=before, after=weights_digest(trainer.model))
@@ -110,8 +114,15 @@ def run_iteration(job: Job, i: int, before: str) -> str:
 
 
 def save_if_due(job: Job, i: int) -> bool:
-    """Save if it is time; returns whether the run is to stop here, for which it is saved as well."""
+    """Save if it is time; returns whether the run is to stop here, for which it is saved as well.
+
+    What has diverged is not saved.
+    """
     stops = is_stopping(job.trainer.processes, job.stop)
+    if (why := job.left_out.problem(is_last=i + 1 == job.settings.iterations)) is not None:
+        job.run.alert("the run has diverged", why, level=Level.ERROR, step=i)
+        dismiss(job)
+        raise DivergedError(why)
     if stops or is_saved_after(job.settings, i):
         clock = metrics.Clock()
         with clock("save"):

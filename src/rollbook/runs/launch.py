@@ -65,6 +65,7 @@ class Launch(msgspec.Struct, kw_only=True, frozen=True):
             resumed_from=self.resumed_from,
             grace_s=GRACE_S,
             finisher=RECORD_RESULT,
+            ends_diverged=True,
         )
 
 

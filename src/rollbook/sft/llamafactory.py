@@ -20,9 +20,10 @@ import yaml
 from rollbook.data.llamafactory import dataset_name
 from rollbook.errors import UsageError
 from rollbook.records.atomic import make_directory, write_atomic
-from rollbook.runs.jobs.finish import record_result
+from rollbook.runs.divergence import MOST
+from rollbook.runs.jobs.finish import record_result, why_diverged
 from rollbook.runs.jobs.job import Job, Started
-from rollbook.runs.jobs.ledger import RunEnd
+from rollbook.runs.jobs.ledger import RunEnd, Status
 from rollbook.runs.launch import GRACE_S
 from rollbook.sft.lf_data import lf_directory, lf_file, write_lf_data
 from rollbook.sft.places import LF_ARGUMENTS, set_aside_run
@@ -121,7 +122,16 @@ def record_llamafactory_result(job: Job, started: Started, end: RunEnd) -> None:
         for pattern in ("*.safetensors", "checkpoint-*/*.safetensors"):
             for weights in job.output_dir.glob(pattern):
                 weights.chmod(weights.stat().st_mode | readers)
+        _judge_numbers(job, job.output_dir, end)
     record_result(job, started, end)
+
+
+def _judge_numbers(job: Job, directory: Path, end: RunEnd) -> None:
+    """It goes on where nothing is finite any more, and ends with 0."""
+    most = (job.config or {}).get("training", {}).get("max_nonfinite_steps", MOST)
+    why = why_diverged(directory, most, "training.max_nonfinite_steps")
+    if end.status is Status.COMPLETED and why is not None:
+        end.status, end.exit_code, end.reason = Status.FAILED, 1, why
 
 
 def llamafactory_arguments(

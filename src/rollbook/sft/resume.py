@@ -37,6 +37,7 @@ class Progress(msgspec.Struct):
     tokens: int = 0  # with prompts, without padding
     loss_sum: float = 0.0  # over the steps that were applied
     skipped_steps: int = 0  # something was not finite
+    left_out: list[int] = []  # which of the last steps that was
     elapsed_s: float = 0.0
     # Since the last logged step:
     window_loss: float = 0.0

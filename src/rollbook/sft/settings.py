@@ -15,6 +15,7 @@ import msgspec
 
 from rollbook.errors import UsageError
 from rollbook.records.token_settings import TrainerSettings, with_token_export
+from rollbook.runs.divergence import MOST, MaxNonfiniteSteps
 from rollbook.runs.settings import merge, parse_words, read_yaml, refuse_unknown, typed
 from rollbook.train.model_settings import ModelSettings, OptimizerSettings
 from rollbook.train.schedule import Schedule
@@ -58,6 +59,7 @@ class TrainingSettings(msgspec.Struct, kw_only=True):
     adam_beta2: BelowOne = 0.999
     adam_epsilon: Amount = 1e-8
     max_grad_norm: Amount = 1.0
+    max_nonfinite_steps: MaxNonfiniteSteps = MOST  # of the last 100; with more of them the run has failed
     logging_steps: Count = 1
     save_steps: Count = 500
     save_total_limit: Count | None = None

@@ -19,6 +19,7 @@ from rollbook.records.complete import unfinished_path
 from rollbook.records.token_files import RunIdentity, export_files
 from rollbook.records.token_settings import TokenExportSettings
 from rollbook.records.trainer_log import STATE
+from rollbook.runs.divergence import DivergedError, StepsLeftOut
 from rollbook.runs.stop_signals import Stopped, StopSignals
 from rollbook.sft.epochs import in_groups, rows_in_order
 from rollbook.sft.job import Job, open_engine, open_job
@@ -94,18 +95,30 @@ def take_steps(
     """Every step that is left, then the summary."""
     training = job.settings.training
     batches = job.batches(job.corpus, full_width=job.compiles)
+    left_out = StepsLeftOut(
+        training.max_nonfinite_steps,
+        "training.max_nonfinite_steps",
+        taken=progress.step,
+        left_out=progress.left_out,
+    )
     for step in range(progress.step + 1, job.total_steps + 1):
         is_last, rate = step == job.total_steps, rate_of(job, step)
         began = time.monotonic()
         micro_batches = list(batches.of(job.epochs.micro_batches(step)))
         result = engine.step(micro_batches, LOSS, rate, seen=export.seen(step, 0))
         add_to(progress, step, result, time.monotonic() - began)
+        left_out.note(result.is_left_out)
+        progress.left_out = left_out.left_out
         if not result.applied:
             text = f"step {step}: loss {result.loss}, grad_norm {result.grad_norm}; the step was skipped"
             job.log(f"NOT FINITE: {text}")
             record.alert("gradients are not finite", text, step)
         if step % training.logging_steps == 0 or is_last or not result.applied:
             log_step(job, record, progress, result, rate)
+        if (why := left_out.problem(is_last=is_last)) is not None:
+            record.alert("the run has diverged", why, step)
+            with job.processes.together():  # all of them came to the same
+                raise DivergedError(why)
         if job.eval_corpus and (is_last or (training.eval_steps and step % training.eval_steps == 0)):
             evaluate(job, engine, record, progress)
         is_stopped = is_stopping()  # asked of all processes: they must decide the same

@@ -38,6 +38,11 @@ class StepOutput(NamedTuple):
     allocated_tokens: int  # with padding
     means: dict[str, float]  # see `metrics.py`
 
+    @property
+    def is_left_out(self) -> bool:
+        """Whether there was something to train and it was not finite."""
+        return self.trained_tokens > 0 and not self.applied
+
 
 class _Counts(NamedTuple):
     weight: float

@@ -17,7 +17,16 @@ from rollbook.records.atomic import write_atomic
 from rollbook.records.checkpoints import flaw, has_mark, read_checkpoints
 from rollbook.records.progress import read_progress
 from rollbook.records.record import decode_json
-from rollbook.records.trainer_log import LOG, PICTURE, RESULTS, STATE, last_line, read_points
+from rollbook.records.trainer_log import (
+    LOG,
+    PICTURE,
+    RESULTS,
+    STATE,
+    last_line,
+    nonfinite_steps,
+    read_points,
+)
+from rollbook.runs.divergence import MOST, WINDOW, StepsLeftOut
 from rollbook.runs.jobs.collected import judge_collection, progress_file_of_job
 from rollbook.runs.jobs.job import Job, Started
 from rollbook.runs.jobs.ledger import Ledger, RunEnd, RunRecord, Status
@@ -58,7 +67,9 @@ def record_result(job: Job, started: Started, end: RunEnd) -> None:
         if (tracker := _tracker_id(directory)) is not None:
             end.tracker = {"id": tracker}
     if job.config_path is not None and end.status is Status.COMPLETED:
-        end.extra["handoff"] = _hand_over(job.config_path, directory, saved, started)
+        end.extra["handoff"] = _why_not(job, directory, launched) or _hand_over(
+            job.config_path, directory, saved, started
+        )
 
 
 def _hand_over(config: Path, directory: Path | None, saved: SavedModel | None, started: Started) -> str:
@@ -100,6 +111,25 @@ def final_metrics(directory: Path) -> dict[str, Any] | None:
     """The last numbers of a run, for the history."""
     step = standing_of(directory).step
     return {**result_values(directory), **({} if step is None else {"steps": step})} or None
+
+
+def _why_not(job: Job, directory: Path | None, launched: float) -> str | None:
+    """Why the result of a command that ended with 0 is not handed over."""
+    if job.ends_diverged or directory is None:
+        return None
+    if not any(_is_newer(directory / name, launched) for name in (LOG, STATE)):
+        return None
+    why = why_diverged(directory)
+    return why and f"nothing published: {why}. To publish it all the same: rollbook promote {job.name}"
+
+
+def why_diverged(directory: Path, most: int = MOST, setting: str = "a run") -> str | None:
+    """Why the numbers that a trainer of others has logged are no result; None where they are finite."""
+    points = [*(_json(directory / STATE).get("log_history") or []), *read_points(directory / LOG)]
+    points = [point for point in points if "loss" in point and isinstance(point.get("step"), int)]
+    last = max((point["step"] for point in points), default=0)
+    left_out = sorted({step for step in nonfinite_steps(points) if step > last - WINDOW})
+    return StepsLeftOut(most, setting, taken=last, left_out=left_out).problem(is_last=True)
 
 
 def _launched_at(archive: Path) -> float:

@@ -27,6 +27,7 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     # `package.module:function`, called as f(job, started, end) in the supervisor before the end is recorded;
     # it may add metrics and a checkpoint to `end`. Named, not passed, so that it works detached too.
     finisher: str | None = None
+    ends_diverged: bool = False  # it fails by itself where its numbers are not finite any more
     extra: dict[str, Any] = {}  # further keys for the history
 
 

@@ -48,7 +48,7 @@ def test_a_resume_takes_the_newest_whole_one_and_says_so(setup: Path, run: Path,
     act(file)
     said: list[str] = []
     result = train(settings_of(setup, run, iterations=4, evals=[]), resume=True, log=said.append)
-    expected = "checkpoint 000004 is passed over: " + expected.format(file=file)
+    expected = "checkpoint '000004' is passed over: " + expected.format(file=file)
     assert re.fullmatch(expected, said[0])
     assert open_run(run).attempts[-1].resumed_from == "000002"
     assert digests(run) == digests(setup / "finished")
@@ -82,6 +82,6 @@ def test_a_finished_run_whose_result_was_damaged_is_not_handed_over_as_it_is(
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["rl", "config.yaml", "--resume"])
     said = capfd.readouterr()
-    assert "checkpoint 000004 is passed over: " in said.out and "is complete: all" not in said.out
+    assert "checkpoint '000004' is passed over: " in said.out and "is complete: all" not in said.out
     assert digests(run) == digests(setup / "finished")
     assert "run/checkpoints/000004" in Path("config.yaml").read_text()

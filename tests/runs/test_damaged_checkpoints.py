@@ -36,7 +36,7 @@ def test_a_resume_takes_the_newest_whole_one_and_says_so(
     train(tmp_path)
     act, said = DAMAGES[damage]
     act(tmp_path / "checkpoints/000006/weights")
-    expected = "checkpoint 000006 is passed over: " + said.format(
+    expected = "checkpoint '000006' is passed over: " + said.format(
         file=tmp_path / "checkpoints/000006/weights"
     )
     with caplog.at_level(logging.WARNING):

@@ -15,6 +15,7 @@ from rollbook.runs.jobs.finish import find_checkpoint
 from rollbook.runs.reader import open_run
 from rollbook.runs.saved_models import newest_model, saved_models
 from rollbook.runs.standing import standing_of
+from rollbook.sft.launch import plan_start
 from rollbook.sft.settings import load_settings
 from rollbook.sft.train import train
 from tiny_model import write_config
@@ -60,7 +61,7 @@ def test_a_resume_takes_the_newest_whole_one_and_says_so(
     file = copy / OUTPUT / "checkpoint-6" / name
     act(file)
     said = run(copy, resume=True)
-    assert re.fullmatch("checkpoint checkpoint-6 is passed over: " + expected.format(file=file), said[0])
+    assert re.fullmatch("checkpoint 'checkpoint-6' is passed over: " + expected.format(file=file), said[0])
     assert any(line == f"resuming from {copy / OUTPUT}/checkpoint-4" for line in said)
     assert losses(copy) == losses(finished)
     weights = [place / OUTPUT / "checkpoint-6/model.safetensors" for place in (copy, finished)]
@@ -77,6 +78,10 @@ def test_without_a_whole_one_nothing_is_begun(copy: Path) -> None:
         UsageError, match=r"none of its 3 checkpoints is complete .* or start over with --over"
     ):
         run(copy, resume=True)
+    for number in (2, 4, 6):  # sizes are looked at before anything is started
+        cut_off(copy / OUTPUT / f"checkpoint-{number}/model.safetensors")
+    with pytest.raises(UsageError, match="none of its 3 checkpoints is complete"):
+        plan_start(load_settings(copy / "config.yaml"), copy / "artifacts", resume=True, overwrite=False)
     assert (copy / OUTPUT / "trainer_log.jsonl").read_bytes() == before
 
 

@@ -52,6 +52,10 @@ class Choice(NamedTuple):
     stored: StoredCheckpoint | None
     passed_over: list[str]  # what is wrong with each newer one
 
+    def path(self, root: Path) -> Path | None:
+        """Where its state is."""
+        return None if self.stored is None else root / str(self.stored.record.state_path)
+
 
 NOTHING_SAVED = Choice(None, [])
 
@@ -70,7 +74,7 @@ def choose(stored: Iterable[StoredCheckpoint], root: Path, *, verify: bool = Tru
         why = flaw(candidate.record, root, verify=verify)
         if why is None:
             return Choice(candidate, passed_over)
-        passed_over.append(f"checkpoint {candidate.record.name} is passed over: {why}")
+        passed_over.append(f"checkpoint {candidate.record.name!r} is passed over: {why}")
     return Choice(None, passed_over)
 
 

@@ -142,7 +142,7 @@ def settle(settings: RlSettings, resume: bool | str, *, verify: bool = False) ->
     return Start(
         _as_decided(settings, before),
         choice,
-        files.root / str(record.state_path) if record else None,
+        choice.path(files.root),
         is_complete=resume is True and done == settings.iterations and _has_ended(files, before, settings),
     )
 

@@ -16,7 +16,7 @@ from rollbook.runs.resolve import find_inputs
 from rollbook.runs.saved_models import newest_model
 from rollbook.sft.lf_data import write_lf_data
 from rollbook.sft.llamafactory import check_supported, llamafactory_job
-from rollbook.sft.places import newest_checkpoint, refuse_occupied
+from rollbook.sft.places import checkpoint_to_resume, refuse_occupied
 from rollbook.sft.settings import SftSettings
 
 
@@ -53,11 +53,13 @@ def plan_start(settings: SftSettings, artifacts: Path, *, resume: bool, overwrit
     refuse_occupied(directory, resume=resume, overwrite=overwrite)
     if RunFiles(directory).run.exists():
         FileLock(RunFiles(directory).run).release()  # refused while a trainer is at work there
-    checkpoint = newest_checkpoint(directory)
-    if settings.engine == "llamafactory":
+    checkpoint = None
+    if resume and settings.engine == "llamafactory":
         model = newest_model(directory)
         checkpoint = model.path if model else None
-    return StartPlan(directory, resume, overwrite, checkpoint if resume else None, data)
+    elif resume:  # the process that trains looks at every byte
+        checkpoint = checkpoint_to_resume(directory, verify=False).path(directory)
+    return StartPlan(directory, resume, overwrite, checkpoint, data)
 
 
 def prepare_job(

@@ -7,13 +7,7 @@ from pathlib import Path
 
 from rollbook.errors import UsageError
 from rollbook.records.atomic import make_directory
-from rollbook.records.checkpoints import (
-    Choice,
-    choose,
-    newest_complete,
-    none_is_whole,
-    read_checkpoints,
-)
+from rollbook.records.checkpoints import Choice, choose, none_is_whole, read_checkpoints
 from rollbook.records.layout import RunFiles
 from rollbook.records.locks import FileLock
 from rollbook.runs.saved_models import newest_model
@@ -46,16 +40,12 @@ def refuse_occupied(directory: Path, *, resume: bool, overwrite: bool) -> None:
         raise UsageError(f"{directory} has no run in it to resume; choose another output_dir")
 
 
-def newest_checkpoint(directory: Path) -> Path | None:
-    """The newest checkpoint that the run recorded and whose files have their size."""
-    files = RunFiles(directory)
-    stored = newest_complete(read_checkpoints(files.checkpoints), directory)
-    return None if stored is None else directory / str(stored.record.state_path)
+def checkpoint_to_resume(directory: Path, *, verify: bool = True) -> Choice:
+    """The newest checkpoint that is what was saved; none where none was saved.
 
-
-def checkpoint_to_resume(directory: Path) -> Choice:
-    """The newest checkpoint that is what was saved, to the byte; none where none was saved."""
-    choice = choose(read_checkpoints(RunFiles(directory).checkpoints), directory)
+    `verify` compares its files with their digests, and not only their sizes.
+    """
+    choice = choose(read_checkpoints(RunFiles(directory).checkpoints), directory, verify=verify)
     if choice.stored is None and choice.passed_over:
         raise none_is_whole(directory, choice.passed_over, "start over with --overwrite")
     return choice

@@ -59,7 +59,7 @@ def train(
             refuse_occupied(directory, resume=resume, overwrite=overwrite)
             choice = checkpoint_to_resume(directory) if resume and processes.is_first else NOTHING_SAVED
         choice = processes.share(choice)
-        checkpoint = None if choice.stored is None else directory / str(choice.stored.record.state_path)
+        checkpoint = choice.path(directory)
         for text in choice.passed_over:
             log(text)
         job = open_job(settings, artifacts, processes, checkpoint, log)

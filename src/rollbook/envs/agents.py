@@ -84,7 +84,7 @@ class EnvironmentAgent:
         self._source, self._policy, self._max_turns, self._timeout_s = source, policy, max_turns, timeout_s
 
     async def run(self, task: Task) -> Episode:
-        environment = await call(self._source.make)
+        environment = await call(self._source.make, kind=self._source.kind)
         task = self._source.with_system(task)
         return await play(
             environment, self._policy, task, max_turns=self._max_turns, timeout_s=self._timeout_s

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, aclosing, contextmanager, suppress
+from contextlib import ExitStack, aclosing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -263,7 +263,8 @@ class _Signals:
 def _stop_on_signals(results: Results) -> Iterator[_Signals]:
     """The first INT or TERM lets what is in flight finish, the second cancels it, the third ends the process.
 
-    This thread hears them, and not that of the event loop.
+    This thread hears them, and not that of the event loop. In a notebook, whose own loop runs here, an
+    interrupt ends the cell at once, as it does elsewhere.
     """
     signals, heard = _Signals(), 0
 
@@ -281,8 +282,16 @@ def _stop_on_signals(results: Results) -> Iterator[_Signals]:
             _say_at_once(f"{name}: ended; rerun the same command to resume")
             os._exit(_STOPPED_AT_ONCE)
 
-    with _handled_by(hear, signal.SIGINT, signal.SIGTERM):
+    with nullcontext() if _is_notebook() else _handled_by(hear, signal.SIGINT, signal.SIGTERM):
         yield signals
+
+
+def _is_notebook() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _what_follows(running: Runner[Item, Line]) -> str:

@@ -48,12 +48,16 @@ class CallerThread:
         def call() -> None:
             if future.cancelled():
                 return
+            outcome = Outcome()
             try:
                 outcome = Outcome(context.run(function, *arguments))
             except BaseException as error:  # an exit or a panic of the function is its failure
                 outcome = Outcome(error=error)
-            with suppress(RuntimeError):  # the loop is over
-                loop.call_soon_threadsafe(settle, outcome)
+                if isinstance(error, KeyboardInterrupt):  # which is meant for the whole job
+                    raise
+            finally:
+                with suppress(RuntimeError):  # the loop is over
+                    loop.call_soon_threadsafe(settle, outcome)
 
         self._calls.put(call)
         return await future

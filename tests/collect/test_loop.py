@@ -34,7 +34,7 @@ def test_what_somebody_chose_is_kept(thresholds: tuple[int, int, int], wanted: i
     assert gc.get_threshold() == (wanted, 5, 5)
 
 
-def test_it_runs_in_a_thread_of_its_own_where_a_loop_runs_already() -> None:
+def test_it_runs_beside_this_thread_also_where_a_loop_runs_already() -> None:
     async def where() -> int:
         return threading.get_ident()
 
@@ -42,4 +42,12 @@ def test_it_runs_in_a_thread_of_its_own_where_a_loop_runs_already() -> None:
         return run_in_loop(where())
 
     here = threading.get_ident()
-    assert run_in_loop(where()) == here != asyncio.run(notebook())
+    assert run_in_loop(where()) != here != asyncio.run(notebook())
+
+
+def test_what_it_raises_is_raised_here() -> None:
+    async def fails() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        run_in_loop(fails())

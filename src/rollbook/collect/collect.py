@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, aclosing, contextmanager, suppress
+from contextlib import ExitStack, aclosing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -34,7 +34,7 @@ from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.locks import FileLock, lock_path
 from rollbook.records.progress import Progress
 from rollbook.rollouts.limits import Budget
-from rollbook.rollouts.runner import Runner, Stop, run_all
+from rollbook.rollouts.runner import Runner, run_all
 
 _REPORT_EVERY_S = 1.0
 _SHOWN_AGENTS = 5
@@ -84,7 +84,8 @@ def collect(
         is_recorded = _begin_session(checked, output.position)
         on_start(checked.rows)  # before anything that bears the time at which it began
         results = opened.enter_context(Results(settings, files, checked, output, log, on_progress))
-        progress = run_in_loop(_collect(settings, checked, results, log))
+        with _stop_on_signals(results) as signals:
+            progress = run_in_loop(_collect(settings, checked, results, log, signals))
         opened.enter_context(_term_interrupts())
         output.close()
         is_ordered = False
@@ -162,7 +163,9 @@ def _begin_session(checked: Checked, output_bytes: int) -> bool:
     return (last.input_sha256, last.rows, last.repeats) == (new.input_sha256, new.rows, new.repeats)
 
 
-async def _collect(settings: CollectSettings, checked: Checked, results: Results, log: Log) -> Progress:
+async def _collect(
+    settings: CollectSettings, checked: Checked, results: Results, log: Log, signals: _Signals
+) -> Progress:
     work = await _work(settings, checked.rollouts, checked.missing)
     running = run_all(
         checked.rows.items(settings.num_repeats, checked.done.flags),
@@ -177,7 +180,7 @@ async def _collect(settings: CollectSettings, checked: Checked, results: Results
     results.report("running")
     reports = asyncio.ensure_future(_report_forever(results))
     try:
-        with _stop_on_signals(results.stop, running), _stop_after(settings.stop_after, results, log):
+        with signals.reach_this_task(), _stop_after(settings.stop_after, results, log):
             async with aclosing(running) as events:
                 async for event in events:
                     results.take(event)
@@ -242,34 +245,63 @@ def _stop_after(duration: str | None, results: Results, log: Log) -> Iterator[No
         timer.cancel()
 
 
+class _Signals:
+    """What a second signal cancels."""
+
+    def __init__(self) -> None:
+        self._task: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            loop, task = self._task
+            loop.call_soon_threadsafe(task.cancel)
+
+    @contextmanager
+    def reach_this_task(self) -> Iterator[None]:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task.get_loop(), task
+        try:
+            yield
+        except asyncio.CancelledError:
+            raise Interrupted from None
+        finally:
+            self._task = None
+
+
 @contextmanager
-def _stop_on_signals(stop: Stop, running: Runner[Item, Line]) -> Iterator[None]:
+def _stop_on_signals(results: Results) -> Iterator[_Signals]:
     """The first INT or TERM lets what is in flight finish, the second cancels it, the third ends the process.
 
-    These are no handlers of the event loop, which a grader that never ends would keep from running.
+    This thread hears them, and not that of the event loop. In a notebook, whose own loop runs here, an
+    interrupt ends the cell at once, as it does elsewhere.
     """
-    loop, collecting = asyncio.get_running_loop(), asyncio.current_task()
-    assert collecting is not None
-    received = 0
+    signals, received = _Signals(), 0
 
     def on_signal(number: int, _: FrameType | None) -> None:
         nonlocal received
         received += 1
         name = signal.Signals(number).name
         if received == 1:
-            _write_now(f"{name}: {_what_follows(running)}; again to stop at once")
-            stop.request(f"{name} received")
+            what = "" if results.runner is None else f": {_what_follows(results.runner)}"
+            _write_now(f"{name}{what}; again to stop at once")
+            results.stop.request(f"{name} received")
         elif received == 2:
-            loop.call_soon_threadsafe(collecting.cancel)
+            signals.cancel()
         else:
             _write_now(f"{name}: ended; rerun the same command to resume")
             os._exit(_STOPPED_AT_ONCE)
 
-    with _handled_by(on_signal, signal.SIGINT, signal.SIGTERM):
-        try:
-            yield
-        except asyncio.CancelledError:
-            raise Interrupted from None
+    with nullcontext() if _is_notebook() else _handled_by(on_signal, signal.SIGINT, signal.SIGTERM):
+        yield signals
+
+
+def _is_notebook() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _what_follows(running: Runner[Item, Line]) -> str:

@@ -1,4 +1,7 @@
-"""The event loop of collectors and workers: uvloop's, which is twice as fast here, where it is installed."""
+"""The event loop of collectors and workers: uvloop's, which is twice as fast here, where it is installed.
+
+It runs in a thread of its own, and functions of the user in the thread that called (`rollouts/caller.py`).
+"""
 
 from __future__ import annotations
 
@@ -8,35 +11,44 @@ import sys
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from typing import Any, TypeVar
+
+from rollbook.rollouts.caller import CALLER, CallerThread
 
 _ALLOCATIONS_BETWEEN_SEARCHES = 20_000
 T = TypeVar("T")
 
 
 def run_in_loop(main: Coroutine[Any, Any, T]) -> T:
-    """Run it in a new event loop; in another thread where one runs in this one, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        with _event_loop() as runner, seldom_collecting_garbage():
-            return runner.run(main)
+    """Run it in a new event loop, beside this thread, where one may run already, as in a notebook."""
+    caller = CallerThread()
     tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
 
     async def noted() -> T:
         task = asyncio.current_task()
         assert task is not None
         tasks.append((task.get_loop(), task))
+        CALLER.set(caller)
         return await main
 
-    with ThreadPoolExecutor(1, "rollbook-collect") as thread:
-        running = thread.submit(lambda: run_in_loop(noted()))
+    def run() -> T:
         try:
-            return running.result()
-        except KeyboardInterrupt:  # which reaches this thread alone; leaving the block waits for the other
+            with _event_loop() as runner, seldom_collecting_garbage():
+                return runner.run(noted())
+        finally:
+            caller.end()
+
+    with ThreadPoolExecutor(1, "rollbook-loop") as thread:
+        running = thread.submit(copy_context().run, run)
+        try:
+            caller.serve()
+        except BaseException:  # of a signal, which this thread hears; leaving the block waits for the other
             for loop, task in tasks:
-                loop.call_soon_threadsafe(task.cancel)
+                with suppress(RuntimeError):
+                    loop.call_soon_threadsafe(task.cancel)
             raise
+        return running.result()
 
 
 def _event_loop() -> asyncio.Runner:

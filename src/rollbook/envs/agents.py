@@ -96,7 +96,7 @@ class EnvironmentAgent:
         self._timeout_s, self._call_timeout_s = timeout_s, call_timeout_s
 
     async def run(self, task: Task) -> Episode:
-        environment = await call(self._source.make)
+        environment = await call(self._source.make, kind=self._source.kind)
         task = self._source.with_system(task)
         return await play(
             environment,

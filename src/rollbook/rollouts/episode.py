@@ -20,6 +20,7 @@ from weakref import WeakSet
 
 from rollbook.records.identity import derive_seed
 from rollbook.records.turns import NO_ROOM, Turn
+from rollbook.rollouts.caller import caller_for
 from rollbook.rollouts.failures import PolicyGone, error_with_place, is_cancellation, name_and_place
 from rollbook.rollouts.types import (
     Completion,
@@ -60,10 +61,10 @@ async def play(
         episode = await _Game(environment, policy, task, max_turns, call_timeout_s).play(timeout_s)
     except BaseException:
         with suppress(RolloutFailure):  # the first failure is the one that counts
-            await call(environment.close, timeout_s=_CLOSE_S)
+            await call(environment.close, timeout_s=_CLOSE_S, kind=type(environment))
         raise
     try:
-        await call(environment.close, timeout_s=_CLOSE_S)
+        await call(environment.close, timeout_s=_CLOSE_S, kind=type(environment))
     except RolloutFailure as failure:  # the result is there, and paid for
         _warn_once(type(environment), failure)
     return episode
@@ -186,7 +187,9 @@ class _Game:
 
     async def _call(self, function: Callable[..., Any], *arguments: Any, returns: type) -> Any:
         self._called = _name(function)
-        return await call(function, *arguments, returns=returns, timeout_s=self._call_timeout_s)
+        environment = self._environment
+        kind = type(environment) if getattr(function, "__self__", None) is environment else None
+        return await call(function, *arguments, returns=returns, timeout_s=self._call_timeout_s, kind=kind)
 
     def _number(self, reward: Any) -> float:
         """A reward that can be summed and averaged; a torch scalar is one, a NaN is not."""
@@ -217,15 +220,22 @@ async def call(
     *arguments: Any,
     returns: type | None = None,
     timeout_s: float | None = None,
+    kind: type[Any] | None = None,
 ) -> Any:
     """Call a method of an environment or a policy, sync or async; what it raises becomes a RolloutFailure.
 
-    Nothing can interrupt what does not wait with `await`, so that is found to have taken too long once it
-    returns.
+    `kind` is the class of the environment whose code it runs. Nothing can interrupt what does not wait with
+    `await`, so that is found to have taken too long once it returns.
     """
     began = time.monotonic()
     try:
-        result = function(*arguments)
+        if (caller := caller_for(function, kind)) is None:
+            result = function(*arguments)
+        else:
+            async with time_limit(timeout_s, lambda: _name(function)):
+                result, raised = await caller.run(function, *arguments)
+            if raised is not None:
+                raise raised
         if (returns is None or not isinstance(result, returns)) and inspect.isawaitable(result):
             async with time_limit(timeout_s, lambda: _name(function)):
                 result = await result

@@ -16,7 +16,7 @@ from rollbook.rl.opening import Start, open_sampler, open_trainer
 from rollbook.rl.settings import SamplerSettings, load_settings
 from rollbook.rl.tasks import read_pools
 from rollbook.rl.train import train
-from rollbook.tiny import write_tiny_model
+from rollbook.tiny import CHAT_TEMPLATE, write_tiny_model
 from rollbook.train.memory import cache_bytes
 from rollbook.train.processes import Processes
 
@@ -157,6 +157,17 @@ def test_what_an_environment_opens_with_counts(setup: Path) -> None:
     assert "it: a prompt of 309 and 16 turns, each with a reply of 8 and a message of 64" in said
     assert sampler.max_length == 1600  # 309 and a quarter of it, 16 times 72; as the next 64 has it
     assert (decided(config(setup, "Broken"))[0].max_length or 0) < 1600  # its rollouts will say what is wrong
+
+
+def test_a_task_that_cannot_be_rendered_is_left_to_its_rollouts(setup: Path) -> None:
+    tasks, template = setup / "odd.jsonl", setup / "odd.jinja"
+    rows = [{"id": "odd", "prompt": "odd " * 30}, {"id": "even", "prompt": "even"}]
+    tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    refusal = "{% if 'odd' in messages[0].content %}{{ raise_exception('odd') }}{% endif %}"
+    template.write_text(refusal + CHAT_TEMPLATE)
+    given = config(setup, "vowels", model={"path": str(setup / "long"), "chat_template": str(template)})
+    given["environments"][0]["tasks"] = str(tasks)
+    assert "it: a prompt of 7 and a reply of 8" in decided(given)[1]
 
 
 def test_a_model_that_is_too_short_is_said_with_what_is_left_for_a_reply(setup: Path) -> None:

@@ -8,12 +8,13 @@ fit into memory: first fewer sequences are sampled at once, and only then are th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from rollbook.errors import UsageError
 from rollbook.policies.chat_format import ChatFormat
+from rollbook.policies.chat_template import TemplateError
 from rollbook.rl.player import Player
 from rollbook.rl.settings import RlSettings
 from rollbook.rl.tasks import TaskPool
@@ -132,16 +133,23 @@ def _need(pool: TaskPool, chat_format: ChatFormat, player: Player) -> Need:
 
     That leaves no trace in random numbers: a run that begins with these settings does without it.
     """
-    prompts = [
-        (len(chat_format.prompt(task.messages, task.tools)), task) for task in pool.longest(_TOKENISED)
-    ]
-    longest, task = max(prompts, key=lambda found: found[0])
+    tasks = pool.longest(_TOKENISED)
+    lengths = [_tokens(chat_format, task.messages, task.tools) for task in tasks]
+    longest = max(lengths)
     before = capture_random_state()
-    opened = player.opening(pool.make, task)
+    opened = player.opening(pool.make, tasks[lengths.index(longest)])
     restore_random_state(before)
     if opened is not None:
-        longest = max(longest, len(chat_format.prompt(opened.prompt, opened.tools)))
+        longest = max(longest, _tokens(chat_format, opened.prompt, opened.tools))
     return Need(pool.settings.label, longest, pool.most_turns, pool.max_tokens)
+
+
+def _tokens(chat_format: ChatFormat, messages: Sequence[Any], tools: Sequence[Any]) -> int:
+    """Of a prompt; 0 for one that the chat template cannot render, as its rollouts will say."""
+    try:
+        return len(chat_format.prompt(messages, tools))
+    except TemplateError:
+        return 0
 
 
 def _tell_length(need: Need, length: int, settings: RlSettings, of_model: int | None, log: Log) -> None:

@@ -141,7 +141,7 @@ def test_so_are_episodes_that_ran_out_of_room_between_two_replies(setup: Path, t
     cut = [
         one
         for one in rollbook.open_run(run).transcripts(split="train")
-        if one.stop_reason == "length" and one.turns and one.turns[-1]["finish_reason"] != "length"
+        if one.stop_reason == "max_length" and one.turns and one.turns[-1]["finish_reason"] != "length"
     ]
     assert cut
     all_is_equal(run, has_tokens=True)

@@ -1,16 +1,21 @@
 """`python -m helpers.without_weights MODULE WORDS` is `python -m MODULE WORDS` without files of weights.
 
-Where the variable WITHOUT_WEIGHTS is set, every function that opens a file of tensors raises in it.
+Where the variable WITHOUT_WEIGHTS is set, every function that opens a file of tensors raises in it. Of the
+weights that it is sent, LOSES_WEIGHTS makes zeros. LARGEST_FILE is how many bytes it can write into one, as
+if the disk were full then.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import runpy
 import sys
 from typing import Any
 
 VARIABLE = "WITHOUT_WEIGHTS"
+LOSES = "LOSES_WEIGHTS"
+LARGEST_FILE = "LARGEST_FILE"
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
@@ -31,8 +36,19 @@ def forbid() -> None:
                 setattr(module, name, _refuse)
 
 
+def lose() -> None:
+    from rollbook.train.processes import Processes
+
+    receive = Processes.share_tensor
+    Processes.share_tensor = lambda self, tensor: receive(self, tensor).zero_()  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
     if os.environ.pop(VARIABLE, ""):
         forbid()
+    if os.environ.pop(LOSES, ""):
+        lose()
+    if most := int(os.environ.pop(LARGEST_FILE, "0")):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

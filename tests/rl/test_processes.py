@@ -11,7 +11,7 @@ import pytest
 
 from helpers.rl_runs import settings_of, write_setup
 from helpers.trainer import start_several
-from helpers.without_weights import VARIABLE
+from helpers.without_weights import LOSES, VARIABLE
 from rollbook.errors import UsageError
 from rollbook.records.iterations import IterationRecord
 from rollbook.records.record import read_records
@@ -35,12 +35,17 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_setup(tmp_path_factory.mktemp("rl"))
 
 
-def two(settings: RlSettings, *words: str, without_weights: int = 1) -> tuple[list[int], list[str]]:
+def two(
+    settings: RlSettings,
+    *words: str,
+    without_weights: int = 1,
+    own: dict[int, dict[str, str]] | None = None,
+) -> tuple[list[int], list[str]]:
     """Exit codes and outputs of two processes, of which one can read no file of weights."""
     environment = {"ROLLBOOK_SETTINGS": msgspec.json.encode(settings).decode()}
     artifacts = Path(settings.log_path).parent / "artifacts"
     words = ("rollbook.rl.main", "--artifacts", str(artifacts), *words)
-    own = {without_weights: {VARIABLE: "1"}}
+    own = {without_weights: {VARIABLE: "1"}} if own is None else own
     with ExitStack() as opened:
         trainers = start_several(2, "helpers.without_weights", *words, own=own, **environment)
         for trainer in trainers:
@@ -92,6 +97,15 @@ def test_what_the_first_process_cannot_open_ends_both_with_one_message(
     assert codes == [1 if why == "no reward" else 2, 0], outputs
     assert outputs[0].count("rollbook: ") == 1 and "Traceback" not in outputs[0]
     assert outputs[1] == ""
+
+
+def test_a_process_that_computes_something_else_is_refused(setup: Path, tmp_path: Path) -> None:
+    """Its gradients would be added to those of the others."""
+    codes, outputs = two(settings_of(setup, tmp_path / "run", processes=2), own={1: {LOSES: "1"}})
+    assert codes == [0, 1] and outputs[0] == ""
+    assert outputs[1].startswith(
+        "rollbook: process 1 computes other log-probabilities than the one that read"
+    )
 
 
 @pytest.mark.parametrize(("before", "now"), [(1, 2), (2, 1)])

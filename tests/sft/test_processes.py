@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 from safetensors.torch import load_file
 
 from helpers.trainer import TrainingProcess, start_several
-from helpers.without_weights import VARIABLE
+from helpers.without_weights import LARGEST_FILE, VARIABLE
 from rollbook.runs.saved_models import newest_model
 from rollbook.sft.settings import load_settings
 from rollbook.sft.train import train
@@ -192,6 +193,19 @@ def test_a_run_that_diverges_ends_both_with_one_message(tmp_path: Path) -> None:
     codes, outputs = ended(start_two(tmp_path, **changes))
     assert codes == [1, 0] and outputs[1] == ""
     assert outputs[0].splitlines()[-1].startswith("rollbook: the run has diverged: 4 of the last 5 ")
+
+
+def test_a_full_disk_ends_both_with_one_message(tmp_path: Path) -> None:
+    """In the middle of a save, in which all take part."""
+    words = ("rollbook.sft.main", "--artifacts", str(tmp_path / "artifacts"))
+    settings = settings_for(tmp_path, 2, data__eval=[])
+    own = {0: {LARGEST_FILE: "200000"}}
+    codes, outputs = ended(start_several(2, "helpers.without_weights", *words, own=own, **settings))
+    assert codes == [1, 0] and outputs[1] == ""
+    assert re.match(
+        "rollbook: the checkpoint could not be written to .* bytes left", outputs[0].splitlines()[-1]
+    )
+    assert not list((tmp_path / "artifacts/model/demo").glob("*checkpoint-4*"))
 
 
 def test_the_launcher_adds_nothing_to_that_message(tmp_path: Path) -> None:

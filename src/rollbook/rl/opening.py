@@ -106,6 +106,15 @@ class Job(NamedTuple):
             if key.endswith("env/all/reward/total"):
                 self.history[key][i] = value
 
+    def look_back(self) -> None:
+        """Take up what the iterations so far say, where the run continues."""
+        for record in read_iterations(self.run.files.iterations):
+            for step in record.steps or ():
+                self.left_out.note(not step.applied and bool(step.trained_tokens))
+        for row in open_run(self.run.files.root).metrics.by_step():
+            self.note(int(row["step"]), row)
+            self.watch.look(row)
+
 
 def run_files(settings: RlSettings) -> RunFiles:
     return RunFiles(Path(settings.log_path).expanduser().absolute())
@@ -222,8 +231,7 @@ def open_trainer(start: Start, processes: Processes, log: Log) -> tuple[RlSettin
     )
     settings = decide(settings, model, processes.device)
     torch.set_num_threads(settings.threads or 1)
-    probes = random_probes(len(model.tokenizer), model.positions)
-    spread(model, processes, probes, log=log)
+    spread(model, processes, random_probes(len(model.tokenizer), model.positions), log=log)
     if settings.model.gradient_checkpointing:
         model.recompute_blocks()
     optimizer = Optimizer(model.parameters(), optimizer_settings(settings))
@@ -310,12 +318,7 @@ def open_job(
         for text in changed:
             run.alert("resumed with another environment", text, level=Level.INFO)
             log(text)
-        for record in read_iterations(run.files.iterations):
-            for step in record.steps or ():
-                job.left_out.note(not step.applied and bool(step.trained_tokens))
-        for row in open_run(run.files.root).metrics.by_step():
-            job.note(int(row["step"]), row)
-            job.watch.look(row)
+        job.look_back()
         yield job
 
 

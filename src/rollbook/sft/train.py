@@ -236,12 +236,15 @@ def save(job: Job, engine: Engine, record: SftRecord, progress: Progress) -> Non
     """A checkpoint that is complete or absent, written by all processes together."""
     path = job.directory / f"checkpoint-{progress.step}"
     progress.elapsed_s = record.elapsed_s
-    with record.checkpoint(progress.step):
-        job.processes.wait_for_all()
-        aside = unfinished_path(path)
-        save_training_state(aside, job.model, engine.optimizer, saved_state(job, progress))
-        record.write_state(progress, totals_of(job, progress), copy=aside / STATE)
-    job.processes.wait_for_all()
+    aside = unfinished_path(path)
+    with ExitStack() as opened:
+        with job.processes.together():
+            opened.enter_context(record.checkpoint(progress.step))
+        state = saved_state(job, progress)
+        save_training_state(aside, job.model, engine.optimizer, state, job.processes)
+        with job.processes.together():
+            record.write_state(progress, totals_of(job, progress), copy=aside / STATE)
+            opened.pop_all().close()  # now it has its name
     job.log(f"saved {path}")
 
 

@@ -123,10 +123,6 @@ class Processes:
     def any(self, flag: bool) -> bool:
         return self.sum(float(flag)) > 0
 
-    def wait_for_all(self) -> None:
-        if self.are_several:
-            dist.barrier()
-
     def sum_gradients(self, weights: Sequence[Tensor]) -> None:
         """Where each process has a copy of the model: every gradient becomes the sum of those of all
         processes.

@@ -21,7 +21,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from rollbook.errors import RollbookError
-from rollbook.train.attention import register_attention
 from rollbook.train.batch import Example
 from rollbook.train.checks import check_packing_and_head, compare_logprobs, probe_logprobs
 from rollbook.train.machine import all_cores
@@ -40,7 +39,6 @@ def load_once(processes: Processes, load: Callable[[], Model]) -> Model:
             model = load()
             modules = _without_weights(model) if processes.are_several else None
     if model is None:
-        register_attention()
         model = _rebuilt(processes.share())
     elif processes.are_several:
         processes.share(modules)

@@ -19,7 +19,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,40 +43,52 @@ _PICKLE = "optimizer.pt"
 
 
 def save_training_state(
-    directory: Path, model: Model, optimizer: Optimizer, extra: Mapping[str, Any] | None = None
+    directory: Path,
+    model: Model,
+    optimizer: Optimizer,
+    extra: Mapping[str, Any] | None = None,
+    processes: Processes | None = None,
 ) -> None:
     """Write everything into a directory that exists; `extra` is the first process's.
 
-    All processes call it where the model is sharded. Of copies that are all equal, the first process calls it
-    alone.
+    All `processes` call it where the model is sharded. Of copies that are all equal, the first process calls
+    it alone.
     """
-    is_sharded = _is_sharded(model)
     weights, kept = None, _whole_tensors(_named(model, optimizer))
-    if is_sharded:
+    if _is_sharded(model):
         weights = _whole_weights(model)
         kept |= _float32_copies(model, weights)
         _as_one_process_has_them(model, weights)
-    try:
-        (directory / _random_name(model)).write_bytes(encode_random_state())
-        if _rank() == 0:
-            model.model.save_pretrained(directory, state_dict=weights)
-            model.tokenizer.save_pretrained(directory)
-            if is_sharded:
-                _note_dtype(directory / "config.json", model.dtype)
-            _sort_adapter_config(directory / "adapter_config.json")
-            save_file(kept, directory / OPTIMIZER)
-            text = json.dumps(extra or {}, sort_keys=True, indent=2, allow_nan=False)
-            (directory / EXTRA).write_text(f"{text}\n")
-    except (OSError, SafetensorError) as error:
-        free = shutil.disk_usage(directory).free
-        raise WriteError(
-            f"the checkpoint could not be written to {directory} ({error}), with {free:,} bytes left on the "
-            "disk. Those before it are complete; make room, then continue with --resume"
-        ) from error
-    if is_sharded:
-        dist.barrier()
+    with processes.together() if processes is not None else nullcontext():
+        try:
+            (directory / _random_name(model)).write_bytes(encode_random_state())
+            if _rank() == 0:
+                _write(directory, model, weights, kept, extra or {})
+        except (OSError, SafetensorError) as error:
+            free = shutil.disk_usage(directory).free
+            raise WriteError(
+                f"the checkpoint could not be written to {directory} ({error}), with {free:,} bytes left on "
+                "the disk. Those before it are complete; make room, then continue with --resume"
+            ) from error
     if _rank() == 0:
         _give_modes_of_umask(directory)
+
+
+def _write(
+    directory: Path,
+    model: Model,
+    weights: Mapping[str, Tensor] | None,
+    kept: dict[str, Tensor],
+    extra: Mapping[str, Any],
+) -> None:
+    model.model.save_pretrained(directory, state_dict=weights)
+    model.tokenizer.save_pretrained(directory)
+    if weights is not None:
+        _note_dtype(directory / "config.json", model.dtype)
+    _sort_adapter_config(directory / "adapter_config.json")
+    save_file(kept, directory / OPTIMIZER)
+    text = json.dumps(extra, sort_keys=True, indent=2, allow_nan=False)
+    (directory / EXTRA).write_text(f"{text}\n")
 
 
 def load_training_state(

@@ -12,6 +12,7 @@ the pids of the worker processes there were.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -45,10 +46,12 @@ def child(request: dict[str, Any]) -> NoReturn:
 
 
 def workers_of(pid: int) -> list[int]:
-    try:
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):
-        return []
+    """The children of all threads: the loop of a collection, which starts them, runs in one of its own."""
+    found = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += [int(word) for word in children.read_text().split()]
+    return found
 
 
 def size(path: str) -> int:

@@ -156,9 +156,11 @@ def kill_collectors(directory: Path, chance: random.Random, kills: int, workers:
 
 
 def kill_workers(directory: Path, chance: random.Random, kills: int) -> None:
+    most = 10 * kills  # collections: one that is over before it was hit is none of the kills
     with killer() as process:
         number = 0
         while kills > 0:
+            assert number < most, f"{kills} kills are left: no worker was found to be killed"
             collection = Collection(directory / str(number), process, 4)
             number += 1
             kills -= collection.run("worker", 0.0, LINE * chance.randint(5, 30))["kills"]

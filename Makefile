@@ -40,7 +40,7 @@ test-vllm: $(STAMP)
 	$(BIN)/python tests/vllm/setup_vllm.py
 	$(BIN)/python -m pytest -q -s -m vllm tests/vllm
 
-# The same small model, fine-tuned for a few steps on the CPU.
+# The same small model on the CPU: fine-tuned for a few steps, and trained with rewards as docs/mismatch.md says.
 test-model: $(STAMP)
 	$(BIN)/python tests/models/setup_smollm2.py
 	$(BIN)/python -m pytest -q -s -m model tests/models

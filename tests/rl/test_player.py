@@ -23,6 +23,7 @@ from rollbook.rl.open_groups import GroupPlan
 from rollbook.rl.player import Played, Player
 from rollbook.rl.train import train
 from rollbook.rollouts.retry import RetrySettings
+from rollbook.rollouts.runner import run_all
 from rollbook.rollouts.types import Completion, Message, Request, Task
 
 TEXT = 10_000  # characters of a reply
@@ -183,3 +184,19 @@ def test_how_many_are_played_at_once_changes_no_file(tmp_path: Path, monkeypatch
     assert differences(tmp_path / "few", tmp_path / "all") == []
     lines = (tmp_path / "few/eval_test_iteration_000000_transcripts.jsonl").read_text().splitlines()
     assert len(lines) == 72
+
+
+def test_as_many_are_played_as_the_slots_that_were_chosen_can_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slots are chosen after the player was opened, and must not be kept waiting by it."""
+    seen: list[int] = []
+
+    def spied(*given: Any, concurrency: int, **more: Any) -> Any:
+        seen.append(concurrency)
+        return run_all(*given, concurrency=concurrency, **more)
+
+    monkeypatch.setattr(players, "run_all", spied)
+    changes: dict[str, Any] = {"groups_per_batch": 12, "group_size": 8, "iterations": 1, "evals": []}
+    train(settings_of(write_setup(tmp_path / "setup"), tmp_path / "run", **changes), log=lambda _: None)
+    assert seen == [4 * 12 * 8]

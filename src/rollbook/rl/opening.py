@@ -23,7 +23,7 @@ from rollbook.records.run_info import read_run_info
 from rollbook.records.token_files import RunIdentity, export_files
 from rollbook.rl.console import Console
 from rollbook.rl.limits import Limits
-from rollbook.rl.player import Player, open_player
+from rollbook.rl.player import Player, enough_for, open_player
 from rollbook.rl.room import decide_room, refuse_too_many_slots
 from rollbook.rl.schedule import Schedule
 from rollbook.rl.settings import RlSettings, SamplerSettings, differences
@@ -356,6 +356,7 @@ def open_sampler(
             source.open()
         settings = decide_room(settings, trainer, tasks.all, player, log)
         policy = open_policy(settings, trainer)
+        player.at_once = enough_for(settings.sampler.slots or 1)
         opened.callback(player.close_all, [policy])
         yield settings, policy, player
 

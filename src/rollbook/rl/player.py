@@ -149,12 +149,12 @@ class Player:
         self,
         retry: RetrySettings,
         *,
-        at_once: int,
+        at_once: int = LEAST_AT_ONCE,
         episode_timeout_s: float | None = None,
         call_timeout_s: float | None = None,
     ) -> None:
         """`at_once` is how many rollouts are played at the same time."""
-        self._retry, self._at_once = retry, at_once
+        self._retry, self.at_once = retry, at_once
         self._timeout_s, self._call_timeout_s = episode_timeout_s, call_timeout_s
         self._running: dict[str, float] = {}  # name of a rollout: when it began
         self._last_event = 0.0
@@ -272,7 +272,7 @@ class Player:
             running = run_all(
                 rollouts(),
                 partial(self._play, policy, opened),
-                concurrency=self._at_once,
+                concurrency=self.at_once,
                 retry=self._retry,
                 timeout_s=None,
             )
@@ -355,10 +355,13 @@ class Player:
 
 
 def open_player(settings: RlSettings) -> Player:
-    """More rollouts are under way than can be sampled at once: some wait for their environments."""
     return Player(
         settings.retry,
-        at_once=max(LEAST_AT_ONCE, _TIMES_SLOTS * (settings.sampler.slots or 1)),
         episode_timeout_s=settings.episode_timeout_s,
         call_timeout_s=settings.call_timeout_s,
     )
+
+
+def enough_for(slots: int) -> int:
+    """How many rollouts keep this many slots busy while some wait for their environments."""
+    return max(LEAST_AT_ONCE, _TIMES_SLOTS * slots)

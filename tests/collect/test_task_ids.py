@@ -117,7 +117,7 @@ def test_a_task_that_is_added_later_does_not_rename_what_is_done(tmp_path: Path)
 
 def test_one_task_twice_is_refused(tmp_path: Path) -> None:
     rows = [collecting.row("a"), collecting.row("a", "other"), collecting.row("a")]
-    with pytest.raises(UsageError, match=r"in\.jsonl:3: the id 'a' stands on line 1 already"):
+    with pytest.raises(UsageError, match=r"in\.jsonl:3: the id 'a' is already on line 1"):
         read_input(collecting.write_rows(tmp_path / "in.jsonl", rows))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -128,7 +127,7 @@ class LaunchedRun(KilledRun):
         self._metrics.update(_lines(self.root / "metrics.jsonl"))
         output = done.stdout + done.stderr
         codes = [done.returncode] * self.settings.processes
-        if re.search(rf"rank +: {rank} .*\n +exitcode +: -9 ", output):  # as torchrun says it
+        if f"process {rank} of this job was ended by SIGKILL" in output:
             codes[rank] = -signal.SIGKILL
         return codes, output
 

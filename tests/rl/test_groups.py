@@ -105,7 +105,7 @@ def test_verdicts_add_up_to_the_groups_that_were_drawn_and_the_audit_counts_the_
             groups, split="train", iteration=0, at_most=int(chance.integers(0, 12)), advantage="mean",
             truncated=truncated,
         )  # fmt: skip
-        values = metrics.of_sampling(groups, selection)
+        values = metrics.of_sampling(groups, selection, max_tokens=3)
         counts = {key: value for key, value in values.items() if key.startswith("groups/")}
         drawn_groups = counts.pop("groups/drawn")
         assert drawn_groups == len(groups) == sum(counts.values())

@@ -176,7 +176,7 @@ def test_a_run_that_goes_well_raises_nothing():
 
 def test_a_first_iteration_that_trains_nothing_says_what_became_of_its_groups():
     groups = {"groups/trained": 0, "groups/constant": 2, "groups/truncated": 6, "groups/failed": 0}
-    (finding,) = Watch(50).look(dict.fromkeys(NOTHING_TRAINED) | groups)
+    (finding,) = Watch(50, LIMITS).look(dict.fromkeys(NOTHING_TRAINED) | groups)
     wanted = "nothing was trained: of the groups, 2 have equal rewards, 6 were cut off"
     assert (finding.title, finding.text) == (FIRST, wanted)
 

@@ -214,7 +214,7 @@ def test_the_launcher_adds_nothing_to_that_message(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rollbook.sft.main", "--artifacts", str(tmp_path / "artifacts")]
     found = subprocess.run(command, capture_output=True, text=True, env=os.environ | settings)
     assert found.returncode == 2 and found.stdout == ""
-    assert found.stderr.startswith(f"rollbook: model: {tmp_path} has no weights")
+    assert found.stderr.startswith(f"rollbook: model.path {tmp_path}: it holds no config.json; ")
     assert len(found.stderr.splitlines()) == 1
 
 

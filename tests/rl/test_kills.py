@@ -128,6 +128,7 @@ def test_while_it_removes_old_checkpoints(setup: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.faults
 def test_two_processes_that_export_their_tokens(setup: Path, tmp_path: Path) -> None:
     changes = {"processes": 2, "save_every": 1, **EXPORT}
     whole, settings = (settings_of(setup, tmp_path / name, **changes) for name in ("whole", "run"))

@@ -124,7 +124,7 @@ def test_adapters_of_two_processes_are_those_of_one(tmp_path: Path) -> None:
     assert two(tmp_path / "two", "--resume", **lora) == pytest.approx(together, rel=1e-6)
 
 
-@pytest.mark.parametrize("why", ["truncated", "forbidden"])
+@pytest.mark.parametrize("why", ["truncated", pytest.param("forbidden", marks=pytest.mark.faults)])
 def test_weights_that_cannot_be_read_end_both_with_one_message(tmp_path: Path, why: str) -> None:
     here(tmp_path / "base", 4, training__max_steps=1)
     base = tmp_path / "base/artifacts/model/demo/checkpoint-1"
@@ -139,7 +139,14 @@ def test_weights_that_cannot_be_read_end_both_with_one_message(tmp_path: Path, w
     assert outputs[1] == ""
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "adapters"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("float32", marks=pytest.mark.faults),
+        "bfloat16",
+        pytest.param("adapters", marks=pytest.mark.faults),
+    ],
+)
 def test_a_run_goes_on_with_more_or_fewer_processes(tmp_path: Path, kind: str) -> None:
     """As long as its steps have the same rows: 4 of one process are 2 of each of two."""
     changes: dict[str, Any] = {"data__eval": []}
@@ -188,6 +195,7 @@ def test_other_rows_per_step_are_refused_with_the_setting_that_keeps_them(tmp_pa
     assert "gradient_accumulation_steps: 2 a step has 4 rows, as it had)" in outputs[0]
 
 
+@pytest.mark.faults
 def test_a_run_that_diverges_ends_both_with_one_message(tmp_path: Path) -> None:
     changes = {"training__learning_rate": 1e30, "training__warmup_steps": 1, "data__eval": []}
     codes, outputs = ended(start_two(tmp_path, **changes))
@@ -195,6 +203,7 @@ def test_a_run_that_diverges_ends_both_with_one_message(tmp_path: Path) -> None:
     assert outputs[0].splitlines()[-1].startswith("rollbook: the run has diverged: 4 of the last 5 ")
 
 
+@pytest.mark.faults
 def test_a_full_disk_ends_both_with_one_message(tmp_path: Path) -> None:
     """In the middle of a save, in which all take part."""
     words = ("rollbook.sft.main", "--artifacts", str(tmp_path / "artifacts"))

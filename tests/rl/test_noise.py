@@ -10,7 +10,8 @@ import torch
 
 from helpers.rl_runs import settings_of, write_setup
 from rollbook.rl.noise import NOTHING, measure_noise
-from rollbook.rl.opening import Start, Trainer, open_trainer
+from rollbook.rl.opening import Trainer, open_trainer
+from rollbook.rl.start import Start
 from rollbook.train.batch import Example, ExampleKey
 from rollbook.train.losses import ImportanceSampling
 from rollbook.train.processes import Processes

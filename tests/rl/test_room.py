@@ -12,8 +12,9 @@ import rollbook
 from helpers.rl_runs import LETTERS, config_of, write_setup
 from rollbook.errors import UsageError
 from rollbook.rl import room
-from rollbook.rl.opening import Start, open_sampler, open_trainer
+from rollbook.rl.opening import open_sampler, open_trainer
 from rollbook.rl.settings import SamplerSettings, load_settings
+from rollbook.rl.start import Start
 from rollbook.rl.tasks import read_pools
 from rollbook.rl.train import train
 from rollbook.tiny import CHAT_TEMPLATE, write_tiny_model

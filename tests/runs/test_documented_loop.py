@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from helpers.equal_runs import differences
 from helpers.places import REPOSITORY
 
@@ -51,7 +53,7 @@ def kill_at(place, iteration):
     GroupLog.add, rollbook.Run.log_metrics, rollbook.Run.checkpoint = own_add, own_log_metrics, own_checkpoint
 
 PLACES = ["sampling", "before the metrics", "after the metrics", "saving", "after saving"]
-attempts = [None] if how == "whole" else [*range(20), None]
+attempts = [None] if how == "whole" else [*range(0, 20, int(sys.argv[2])), None]
 for attempt in attempts:
     child = os.fork()
     if child == 0:
@@ -71,7 +73,8 @@ for attempt in attempts:
 """
 
 
-def test_killed_in_every_iteration_it_leaves_what_it_leaves_untouched(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.faults), 4])
+def test_killed_in_every_iteration_it_leaves_what_it_leaves_untouched(tmp_path: Path, every: int) -> None:
     page = (REPOSITORY / "docs" / "record-your-loop.md").read_text()
     first = re.search(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert first is not None
@@ -81,7 +84,7 @@ def test_killed_in_every_iteration_it_leaves_what_it_leaves_untouched(tmp_path: 
         place.mkdir()
         (place / "loop.py").write_text(first[1])
         done = subprocess.run(
-            [sys.executable, "-c", HARNESS, how],
+            [sys.executable, "-c", HARNESS, how, str(every)],
             cwd=place,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
@@ -105,5 +108,7 @@ def test_the_two_runs_would_differ_if_the_random_state_were_not_restored(tmp_pat
         place = tmp_path / str(seed)
         place.mkdir()
         (place / "loop.py").write_text(short.replace("manual_seed(0)", f"manual_seed({seed})"))
-        subprocess.run([sys.executable, "-c", HARNESS, "whole"], cwd=place, check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-c", HARNESS, "whole", "1"], cwd=place, check=True, capture_output=True
+        )
     assert differences(tmp_path / "0" / "runs" / "adder", tmp_path / "1" / "runs" / "adder")

@@ -40,8 +40,8 @@ def rl(
     from rollbook.cli.launched import run_job, say_complete
     from rollbook.errors import UsageError
     from rollbook.rl.launch import launch_of, refuse_a_second_writer
-    from rollbook.rl.opening import settle
     from rollbook.rl.settings import load_settings
+    from rollbook.rl.start import complete_text, settle
 
     settings = load_settings(config, overrides or [])
     if dry_run:
@@ -54,8 +54,6 @@ def rl(
     if start.is_complete:  # is what it left still what it was?
         start = settle(settings, resume, verify=True)
     if start.is_complete:
-        from rollbook.rl.train import complete_text
-
         directory = Path(settings.log_path).expanduser()
         say_complete(complete_text(settings), settings.run_name, directory, artifacts, config, as_json)
         return

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rollbook.records.locks import FileLock
-from rollbook.rl.opening import Start, run_files
 from rollbook.rl.settings import RlSettings
+from rollbook.rl.start import Start, run_files
 from rollbook.runs.launch import Launch
 
 

@@ -20,10 +20,11 @@ from rollbook.rl.advantages import is_constant
 from rollbook.rl.groups import Group, cuts_of, select
 from rollbook.rl.limits import Limits
 from rollbook.rl.open_groups import GroupPlan
-from rollbook.rl.opening import Log, Start, Trainer, open_sampler, open_trainer
+from rollbook.rl.opening import Log, Trainer, open_sampler, open_trainer
 from rollbook.rl.player import Played
 from rollbook.rl.schedule import Schedule
 from rollbook.rl.settings import RlSettings
+from rollbook.rl.start import Start
 from rollbook.rl.steps import plan_steps
 from rollbook.rl.tasks import TaskPool, read_pools
 from rollbook.rl.train import plans_of

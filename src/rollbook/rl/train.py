@@ -23,11 +23,12 @@ from rollbook.records.token_files import RunIdentity
 from rollbook.rl import metrics
 from rollbook.rl.noise import NOISE_FLOOR_EVERY, NOTHING, measure_noise
 from rollbook.rl.open_groups import GroupPlan
-from rollbook.rl.opening import Job, Log, Start, open_export_of, open_job, open_trainer, settle
+from rollbook.rl.opening import Job, Log, open_export_of, open_job, open_trainer
 from rollbook.rl.player import AbandonedError, Played, Stall
 from rollbook.rl.saving import checkpoint_name, rotate, save
 from rollbook.rl.schedule import Schedule, is_evaluated
 from rollbook.rl.settings import EvalSettings, RlSettings
+from rollbook.rl.start import Start, complete_text, settle
 from rollbook.rl.steps import (
     assemble,
     assist,
@@ -335,14 +336,6 @@ def result_of(settings: RlSettings) -> RlResult:
     }
     reward = last.get("env/all/reward/total")
     return RlResult(run.files.root, checkpoint, settings.iterations, reward, evals)
-
-
-def complete_text(settings: RlSettings) -> str:
-    more = 2 * settings.iterations or 1
-    return (
-        f"{settings.log_path} is complete: all {settings.iterations} iterations are done. To train on, set "
-        f"more of them, as iterations={more} --resume"
-    )
 
 
 def stop_within(job: Job, i: int, beginning: Mapping[str, int]) -> NoReturn:

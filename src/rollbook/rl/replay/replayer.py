@@ -14,12 +14,13 @@ import msgspec
 from rollbook.errors import BadFileError, UsageError
 from rollbook.records.complete import complete_directory, problem
 from rollbook.records.iterations import IterationRecord
-from rollbook.rl.opening import Start, Trainer, open_trainer
+from rollbook.rl.opening import Trainer, open_trainer
 from rollbook.rl.replay.compare import DIGESTS_ARE_EXACT, Promise, compare_records, slack_of
 from rollbook.rl.replay.findings import Difference, Findings, Stage, StageFound, Verdict
 from rollbook.rl.replay.recorded import Origin, RecordedRun, read_groups
 from rollbook.rl.replay.seen_tokens import SeenTokens, compare_tokens
 from rollbook.rl.settings import RlSettings
+from rollbook.rl.start import Start
 from rollbook.rl.steps import assemble, take_steps, trained_record
 from rollbook.train.processes import Processes
 from rollbook.train.state import save_training_state, weights_digest

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:  # a config names losses, and reading one loads no torch
+    from torch import Tensor
 
 LOG_RATIO_CAP = (
     20.0  # exp(20) is five hundred million; beyond it the ratio stays there, and the token is counted
@@ -88,11 +89,13 @@ def weighted_sum(loss_N: Tensor, given: LossInputs) -> Tensor:
     weight_N = given.columns_N.get("weight")
     if weight_N is None:
         return loss_N.sum()
-    return torch.where(weight_N > 0, weight_N * loss_N, 0.0).sum()
+    return (weight_N * loss_N).where(weight_N > 0, 0.0).sum()
 
 
 def has_no_weight(given: LossInputs) -> Tensor:
     """Which tokens have weight 0: they may lack every value."""
+    import torch
+
     weight_N = given.columns_N.get("weight")
     return torch.zeros_like(given.logprob_N, dtype=torch.bool) if weight_N is None else weight_N <= 0
 
@@ -109,5 +112,7 @@ def facts_of(ratio: Ratio, reason_N: Tensor) -> dict[str, Tensor]:
 
 def reasons(high_N: Tensor, low_N: Tensor) -> Tensor:
     """CLIPPED_HIGH and CLIPPED_LOW where these are true, else TRAINED."""
+    import torch
+
     reason_N = torch.where(low_N, int(Reason.CLIPPED_LOW), int(Reason.TRAINED))
     return torch.where(high_N, int(Reason.CLIPPED_HIGH), reason_N).to(torch.int8)

@@ -6,11 +6,9 @@ What is left out still pays the penalty for leaving mu, `kl_tau * (log pi - log 
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
-import torch
-from torch import Tensor
 
 from rollbook.records.token_masks import dppo_masks, ipo_masks, reference_masks
 from rollbook.train.losses.base import (
@@ -25,6 +23,9 @@ from rollbook.train.losses.base import (
     reasons,
     weighted_sum,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _Positive = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -80,7 +81,7 @@ def _banded(
     given: LossInputs, ratio: Ratio, advantage_N: Tensor, high_N: Tensor, low_N: Tensor, kl_tau: float
 ) -> LossOutput:
     # The advantage and not the product: 0 times one that is not finite would be a gradient of NaN.
-    held_N = torch.where(high_N | low_N | has_no_weight(given), 0.0, advantage_N)
+    held_N = advantage_N.masked_fill(high_N | low_N | has_no_weight(given), 0.0)
     gained_N = -held_N * ratio.ratio_N
     paid_N = kl_tau * ratio.log_N.clamp(-LOG_RATIO_CAP, LOG_RATIO_CAP).square()
     facts = facts_of(ratio, reasons(high_N, low_N)) | {"prob_delta": moved(given)}

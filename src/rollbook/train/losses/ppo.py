@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-import torch
 
 from rollbook.records.token_masks import ppo_masks
 from rollbook.train.losses.base import Loss, LossInputs, LossOutput, facts_of, ratio_of, reasons, weighted_sum
@@ -27,5 +26,5 @@ class PpoClip(Loss, tag="ppo", frozen=True, kw_only=True):
         high_N, low_N = ppo_masks(
             advantage_N, ratio.ratio_N.detach(), clip_low=self.clip_low, clip_high=self.clip_high
         )
-        loss_N = torch.where(high_N | low_N, clipped_N, free_N)
+        loss_N = clipped_N.where(high_N | low_N, free_N)
         return LossOutput(weighted_sum(loss_N, given), facts_of(ratio, reasons(high_N, low_N)))

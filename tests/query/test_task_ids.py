@@ -88,7 +88,7 @@ def shapes(prompt: list[Row], tools: list[Row], name: Any) -> list[Row]:
     ]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(TASKS)
 def test_the_same_task_has_one_id_everywhere(tasks: list[tuple[list[Row], list[Row], Any]]) -> None:
     names = [task_id(prompt, tools) if name is None else str(name) for prompt, tools, name in tasks]

@@ -185,6 +185,7 @@ def contents_of(checkpoint: Path) -> dict[str, Any]:
     return found | ({"dtype": json.loads(config.read_text())["dtype"]} if config.exists() else {})
 
 
+@pytest.mark.faults
 def test_other_rows_per_step_are_refused_with_the_setting_that_keeps_them(tmp_path: Path) -> None:
     here(tmp_path, 4, training__max_steps=4, data__eval=[])
     codes, outputs = ended(
@@ -217,6 +218,7 @@ def test_a_full_disk_ends_both_with_one_message(tmp_path: Path) -> None:
     assert not list((tmp_path / "artifacts/model/demo").glob("*checkpoint-4*"))
 
 
+@pytest.mark.faults
 def test_the_launcher_adds_nothing_to_that_message(tmp_path: Path) -> None:
     """`rollbook sft` starts the processes by torchrun, whose last word would be a traceback of its own."""
     settings = settings_for(tmp_path, 2, model__config=None, model__path=str(tmp_path), processes=2)

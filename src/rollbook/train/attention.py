@@ -104,11 +104,11 @@ def attention(
         return _varlen(*parts, boundaries, longest, scaling, window)[None], None
     # Cut by `split`, whose gradient is one concatenation; that of a slice is as long as the whole row.
     lengths = boundaries.diff().tolist()
-    sequences = zip(*(part.split(lengths, dim=2) for part in (query, key, value)), strict=True)
+    sequences = zip(*(torch.split(part, lengths, dim=2) for part in (query, key, value)), strict=True)
     outputs = [
-        _causal(*sequence, scaling, sliding_window, softcap, dropout)
-        for sequence in sequences
-        if sequence[0].shape[2]
+        _causal(query_, key_, value_, scaling, sliding_window, softcap, dropout)
+        for query_, key_, value_ in sequences
+        if query_.shape[2]
     ]
     return torch.cat(outputs, dim=2).transpose(1, 2), None
 

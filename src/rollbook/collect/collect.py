@@ -1,6 +1,6 @@
 """The story of a collection, from the settings to a complete output file.
 
-Check the input, see what is done, refuse what does not fit, do what is left, say how it stands. Any kill at
+Check the input, see what is done, refuse what does not fit, do what is left, say how far it got. Any kill at
 any point leaves files from which the same command resumes; every (task, repeat) ends up on exactly one line.
 """
 
@@ -67,7 +67,7 @@ def collect(
     on_progress: Callable[[Progress], None] = lambda _: None,
     on_start: Callable[[Input], None] = lambda _: None,
 ) -> Progress:
-    """Collect until everything is done, given up or told to stop; returns how it stands then.
+    """Collect until everything is done, given up or told to stop; returns how far it got.
 
     `own` are objects of the caller's, in place of what the settings name. `on_start` is called once nothing
     is refused any more: everything is checked, and the output is locked.

@@ -89,7 +89,7 @@ class Results:
         self._failures.sync()
 
     def report(self, status: str | None = None) -> Progress:
-        """Write and show how it stands. Without a status it has ended."""
+        """Write and show the progress. Without a status it has ended."""
         while self._not_durable and self._not_durable[0][0] <= self._output.durable:
             _, line, seconds = self._not_durable.popleft()
             self._tally.add(line, seconds)

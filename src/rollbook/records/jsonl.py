@@ -48,7 +48,7 @@ def every_ms(interval: int) -> SyncPolicy:
 
 
 class Line(NamedTuple):
-    """One complete line: its bytes without the newline, and where it stands."""
+    """One complete line: its bytes without the newline, and where it is."""
 
     data: bytes
     number: int

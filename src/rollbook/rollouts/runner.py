@@ -156,6 +156,10 @@ class Runner(Generic[I, T]):
         """Failed items that wait to be tried again."""
         return len(self._waiting)
 
+    def what_a_stop_does(self) -> str:
+        """In words, for people."""
+        return f"starting no new rollouts, waiting for {self.num_in_flight} in flight"
+
     def __aiter__(self) -> AsyncGenerator[Done[I, T] | Retry[I] | GivenUp[I], None]:
         return self._events
 

@@ -27,9 +27,10 @@ from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from rollbook.errors import RollbookError
+from rollbook.rollouts.concurrency import Concurrency
 from rollbook.rollouts.episode import time_limit
 from rollbook.rollouts.failures import error_with_place
-from rollbook.rollouts.limits import Budget, Concurrency, Spent
+from rollbook.rollouts.limits import Budget, Spent
 from rollbook.rollouts.retry import Attempts, RetrySettings
 from rollbook.rollouts.types import FailureKind, RolloutFailure
 
@@ -186,7 +187,7 @@ class Runner(Generic[I, T]):
                         if isinstance(event, Retry):
                             self._put_back(event)
                     elif flight.result:
-                        self._concurrency.succeeded()
+                        self._concurrency.succeeded(flight.started, flight.seconds)
                         yield Done(flight.item, flight.result[0], flight.seconds, flight.attempts)
                     self._fill()
                 self._fill()

@@ -45,7 +45,7 @@ from rollbook.runs.frames import frame
 
 
 def failures(directory: Path) -> list[dict[str, Any]]:
-    return [orjson.loads(line) for line in (directory / "out_failures.jsonl").read_bytes().splitlines()]
+    return [orjson.loads(line) for line in (directory / "out_failures.ndjson").read_bytes().splitlines()]
 
 
 def with_env(directory: Path, source: str) -> None:
@@ -166,7 +166,7 @@ def test_many_failures_are_durable_without_a_sync_each(
     config(tmp_path, script(tmp_path, "raise ValueError('no')"))
     progress = run(tmp_path, "retry.bad_answer=1", "max_failure_rate=1")
     assert progress.failed == len(failures(tmp_path)) == 300
-    assert 1 <= synced.count("out_failures.jsonl") < 100
+    assert 1 <= synced.count("out_failures.ndjson") < 100
 
 
 def test_the_mean_reward_of_a_resumed_collection_is_that_of_the_file(tmp_path: Path) -> None:

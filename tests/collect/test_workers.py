@@ -74,7 +74,7 @@ def test_a_rollout_that_kills_its_workers_is_given_up_and_no_other(workers: int,
     write_rows(tmp_path / "in.jsonl", rows)
     config(tmp_path, script(tmp_path, body))
     progress = run(tmp_path, f"workers={workers}", "num_samples_in_parallel=32", "retry.worker_lost=2")
-    failures = [orjson.loads(line) for line in (tmp_path / "out_failures.jsonl").read_bytes().splitlines()]
+    failures = [orjson.loads(line) for line in (tmp_path / "out_failures.ndjson").read_bytes().splitlines()]
     assert {failure["_rb_key"] for failure in failures} == {f"t{number}#0" for number in deadly}
     assert {failure["kind"] for failure in failures} == {"worker_lost"}
     assert (progress.done, progress.failed) == (37, 3)
@@ -198,7 +198,7 @@ def faulty(directory: Path) -> None:
 def test_whatever_an_environment_raises_is_the_failure_of_its_row(workers: int, tmp_path: Path) -> None:
     faulty(tmp_path)
     progress = run(tmp_path, f"workers={workers}")
-    failures = [orjson.loads(line) for line in (tmp_path / "out_failures.jsonl").read_bytes().splitlines()]
+    failures = [orjson.loads(line) for line in (tmp_path / "out_failures.ndjson").read_bytes().splitlines()]
     assert {failure["_rb_key"] for failure in failures} == {"t1#0", "t2#0", "t3#0", "t4#0"}
     assert {failure["kind"] for failure in failures} == {"environment"}
     assert (progress.done, progress.failed, progress.missing) == (3, 4, 4)

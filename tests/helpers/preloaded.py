@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import select
 import signal
 import subprocess
@@ -26,22 +27,10 @@ from helpers import typed
 
 PATIENCE_S = 300.0
 _ENVIRONMENT = dict(os.environ)  # before any test changes it
-_READ_BY_IMPORTS = (
-    *(
-        "ATEN_",
-        "HF_",
-        "HUGGINGFACE_",
-        "TRANSFORMERS_",
-        "TORCH_",
-        "PYTORCH_",
-        "CUDA_",
-        "OMP_",
-        "MKL_",
-        "MPL",
-        "LC_",
-        "LANG",
-    ),
-    *("PYTHONWARNINGS", "PYTHONIOENCODING", "PYTHONUTF8", "PYTHONHASHSEED", "PYTHONUNBUFFERED"),
+# Those of the package `datasets` are not among them: it is not imported.
+_READ_BY_IMPORTS = re.compile(
+    r"(ATEN|HF(?!_DATASETS)|HUGGINGFACE|TRANSFORMERS|TORCH|PYTORCH|CUDA|OMP|MKL|LC)_|MPL|LANG"
+    r"|PYTHON(WARNINGS|IOENCODING|UTF8|HASHSEED|UNBUFFERED)"
 )
 
 
@@ -127,7 +116,7 @@ def typed_environment(directory: Path) -> dict[str, str]:
 
 
 def _read_by_imports(environment: Mapping[str, str]) -> set[tuple[str, str]]:
-    return {(name, value) for name, value in environment.items() if name.startswith(_READ_BY_IMPORTS)}
+    return {(name, value) for name, value in environment.items() if _READ_BY_IMPORTS.match(name)}
 
 
 def _started_with() -> dict[str, str]:

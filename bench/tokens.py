@@ -215,7 +215,7 @@ def demo_iterations(rounds: int) -> dict[str, list[list[dict[str, float]]]]:
         try:
             write_files(Path())
             fine_tune(sft_settings.load_settings(Path("sft.yaml")), log=lambda _: None)
-            model = next(Path("artifacts").rglob("checkpoint-250"))
+            model = next(Path("artifacts").rglob("checkpoint-*"))
             for number in range(rounds):
                 for kind, export in exports.items():
                     words = [

@@ -6,12 +6,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import rollbook
+from helpers import preloaded
 from rollbook.cli.main import main
 from rollbook.errors import UsageError
 from rollbook.records.complete import directory_facts, file_facts
@@ -50,14 +50,7 @@ AGENTS = 'agents: {a: {env: {name: arithmetic}, policy: {kind: scripted, script:
 
 
 def command(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "rollbook", *words],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "COLUMNS": "500"},
-    )
+    return preloaded.run("rollbook", *words, cwd=directory, env={**os.environ, "COLUMNS": "500"})
 
 
 @pytest.fixture(scope="module")

@@ -274,7 +274,8 @@ class _Git:
             copy = Path(directory)
             (copy / "objects").mkdir()
             if index.exists():
-                shutil.copyfile(index, copy / "index")
+                # With its time, by which git knows the files that may have changed since without a trace.
+                shutil.copy2(index, copy / "index")
             self._environment = {
                 "GIT_INDEX_FILE": str(copy / "index"),
                 "GIT_OBJECT_DIRECTORY": str(copy / "objects"),

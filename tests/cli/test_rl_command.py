@@ -66,3 +66,5 @@ def test_a_complete_run_hands_its_result_over_again_and_starts_nothing(setup: Pa
     assert "run/checkpoints/000002" in config.read_text()
     runs = json.loads(rollbook(tmp_path, "history", "--json").stdout)
     assert [run["checkpoint"]["step"] for run in runs] == [2]
+    typed = json.loads(RunFiles(tmp_path / "run").run.read_text())["command"]
+    assert typed == ["rollbook", "rl", "config.yaml"]  # and not the process that trains

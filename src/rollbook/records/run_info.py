@@ -25,6 +25,9 @@ from rollbook.records.record import Record
 from rollbook.records.run_inputs import RunInput
 from rollbook.version import __version__
 
+# A variable: what was typed, as JSON, for the processes that a command of ours starts.
+TYPED = "ROLLBOOK_TYPED"
+
 _REPORTED_PACKAGES = ("torch", "transformers", "peft", "vllm", "trl", "numpy", "datasets")
 
 
@@ -105,4 +108,8 @@ def read_run_info(path: Path) -> RunInfo:
 
 
 def command_line() -> list[str]:
+    """What was typed; in a process that a command of ours started, what that was."""
+    module = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if TYPED in os.environ and module is not None and module.name.startswith("rollbook."):
+        return msgspec.json.decode(os.environ[TYPED], type=list[str])
     return [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else []

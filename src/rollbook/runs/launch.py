@@ -23,6 +23,7 @@ import msgspec
 
 from rollbook.errors import OtherProcessError, RollbookError, UsageError, missing_extra
 from rollbook.records.printable import printable
+from rollbook.records.run_info import TYPED, command_line
 from rollbook.runs.children import python_command
 from rollbook.runs.jobs.job import Job
 
@@ -57,7 +58,10 @@ class Launch(msgspec.Struct, kw_only=True, frozen=True):
         return Job(
             name=self.name,
             command=command,
-            env={_SETTINGS: msgspec.json.encode(self.settings).decode()},
+            env={
+                _SETTINGS: msgspec.json.encode(self.settings).decode(),
+                TYPED: msgspec.json.encode(command_line()).decode(),
+            },
             artifacts=self.artifacts,
             kind=self.kind,
             config=msgspec.to_builtins(self.settings),

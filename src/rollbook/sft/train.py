@@ -275,11 +275,9 @@ def totals_of(job: Job, progress: Progress) -> dict[str, float]:
 
 
 def describe(job: Job) -> None:
-    everything, trained = job.model.count()
     tokens = int(job.corpus.lengths.sum())
     room = job.epochs.rows_per_epoch * job.settings.data.max_length
     packed = f", packed to {tokens / room:.1%}" if job.model.packs else ""
-    job.log(f"{everything:,} parameters, {trained:,} trained")
     job.log(f"{len(job.corpus)} samples, {tokens:,} tokens{packed}")
     job.log(f"{job.total_steps} steps of {job.epochs.rows_per_step} rows")
 

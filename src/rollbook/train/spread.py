@@ -64,6 +64,8 @@ def spread(
         if processes.is_first:
             if not shards:
                 model.model.to(processes.device)
+            everything, trained = model.count()
+            log(f"{everything:,} parameters, {trained:,} trained; checking the model on {model.device}")
             with all_cores(model.device):
                 check_packing_and_head(model, probes, model.device, packing=packing, log=log)
                 expected_N = probe_logprobs(model, probes) if processes.are_several else expected_N

@@ -118,7 +118,7 @@ def ours(directory: Path, tokenizer: Any, batches: list[tuple[Any, Any, Any]], k
             take(batch, outputs, loss)
             in_loop += time.perf_counter() - at
         export.commit(0, Dppo(), [], batch=1)
-        export.end_part()
+        export.end_part(is_last=False)
         committed = time.perf_counter() - began
     seconds = time.perf_counter() - began
     size = sum(path.stat().st_size for path in directory.rglob("rank_0*"))

@@ -85,7 +85,7 @@ def exported(
             engine.step(step, loss, 0.0, seen=watched.at(3, number)) for number, step in enumerate(batches)
         ]
         export.commit(3, loss, steps, batch=4)
-        export.end_part()
+        export.end_part(is_last=False)
     return watched
 
 

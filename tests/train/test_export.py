@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rollbook.records.token_columns import DERIVED
 from rollbook.records.token_files import RunIdentity, read_manifest
 from rollbook.records.token_places import files_of
 from rollbook.records.token_settings import TokenExportSettings, with_token_export
+from rollbook.records.token_writers import to_parquet
 from rollbook.records.tokens import TokenSequence, read_sequences
 from rollbook.train.batch import packed_batch, padded_batch
 from rollbook.train.engine import Engine
@@ -187,9 +189,31 @@ def test_a_step_without_records_is_marked(tmp_path: Path, tokenizer: Any) -> Non
     ) as export:
         export.commit(0, PpoClip(), [], batch=1)
         export.commit(1, PpoClip(), [], batch=2)
-        export.end_part()
+        export.end_part(is_last=False)
     steps = list(read_manifest(tmp_path / "token_exports" / "manifest.jsonl"))
     assert [(step.iteration, step.records, step.complete) for step in steps] == [(0, 0, True), (1, 0, True)]
+
+
+def test_the_last_part_is_whole_before_the_run_can_be_complete(
+    tmp_path: Path, tokenizer: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody opens a complete run again to finish what another process had still to do."""
+    engine.model.use_packing(True)
+
+    def convert_late(stream: Path) -> Path:
+        time.sleep(0.3)
+        return to_parquet(stream)
+
+    monkeypatch.setattr("rollbook.records.token_writers.to_parquet", convert_late)
+    directory = tmp_path / "token_exports"
+    with TokenExport(
+        TokenExportSettings(format="parquet"), tmp_path, RunIdentity("r", 1), tokenizer, Processes(), seed=0,
+        alert=print,
+    ) as export:  # fmt: skip
+        engine.step([packed_batch(examples(2, [6, 7]))], PpoClip(), 0.0, seen=export.seen(0, 0))
+        export.commit(0, PpoClip(), [], batch=1)
+        export.end_part(is_last=True)
+        assert [path.name for path in directory.glob("rank_0_*")] == ["rank_0_000000.parquet"]
 
 
 def test_every_and_fraction(tmp_path: Path, tokenizer: Any, engine: Engine) -> None:

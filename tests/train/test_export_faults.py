@@ -104,7 +104,7 @@ def test_what_goes_wrong_after_the_last_commit_is_raised_or_told_too(
             engine.step([batch], PpoClip(), 0.0, seen=export.seen(0, 0))
             monkeypatch.setattr("rollbook.records.token_writers.to_parquet", fail)
             export.commit(0, PpoClip(), [], batch=1)
-            export.end_part()
+            export.end_part(is_last=False)
 
     export_once(OSError("no space is left"), "full")
     (alert,) = alerts

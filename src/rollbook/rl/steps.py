@@ -102,7 +102,7 @@ def finish_export(settings: RlSettings, export: NoTokenExport, i: int, steps: Se
     """Commit what was exported of the steps of an iteration; returns the seconds that the export took."""
     spent = export.commit(i, settings.loss, steps, batch=i + 1)
     if is_saved_after(settings, i):
-        export.end_part()
+        export.end_part(is_last=i + 1 == settings.iterations)
     return spent
 
 

@@ -133,7 +133,7 @@ def take_steps(
         is_stopped = is_stopping()  # asked of all processes: they must decide the same
         is_saved = step % training.save_steps == 0 or is_last or is_stopped
         if is_saved:
-            export.end_part()
+            export.end_part(is_last=is_last)
             save(job, engine, record, progress)
         if is_stopped and not is_last:
             raise Stopped(f"stopped after step {step}, checkpoint saved; continue with --resume")

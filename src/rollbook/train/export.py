@@ -63,8 +63,9 @@ class NoTokenExport:
         export."""
         return 0.0
 
-    def end_part(self) -> None:
-        """A checkpoint comes now: what is exported from here on may be dropped by a resume."""
+    def end_part(self, *, is_last: bool) -> None:
+        """A checkpoint comes now: what is exported from here on may be dropped by a resume. The last part is
+        whole when this returns: a run that is complete is not opened again to finish it."""
 
     def __enter__(self) -> Self:
         return self
@@ -139,8 +140,10 @@ class TokenExport(NoTokenExport):
         self._seconds = 0.0
         return spent
 
-    def end_part(self) -> None:
+    def end_part(self, *, is_last: bool) -> None:
         self._queue.put(self._end_part)
+        if is_last:
+            self._wait()
 
     def __exit__(self, kind: object = None, *_: object) -> None:
         self._queue.put(_CLOSE)

@@ -16,7 +16,7 @@ from types import ModuleType
 from rollbook.errors import RollbookError, UsageError
 from rollbook.rollouts.failures import error_with_place
 
-# In the name of a file: before it stands where its config is, after it what the config says.
+# In the name of a file: before it comes where its config is, after it what the config says.
 _BESIDE = "/./"
 
 

@@ -80,10 +80,10 @@ def _preview(settings: RlSettings, as_json: bool) -> None:
     print(f"sampler: {found.slots} sequences at once, each of at most {found.max_length:,} tokens")
     memory = found.memory
     activations = "not measured" if memory.activations is None else gib(memory.activations)
-    free = "" if memory.free is None else f" of {gib(memory.free)} that were free"
     print(
         f"memory: weights {gib(memory.weights)}, optimiser {gib(memory.optimizer)}, keys and values "
-        f"{gib(memory.cache)}, activations {activations}: {gib(memory.total)}{free}"
+        f"{gib(memory.cache)}, activations {activations}: {gib(memory.total)} of {gib(memory.free)} that "
+        "were free"
     )
     for advice in found.advice:
         print(printable(f"note: {advice}"))

@@ -73,15 +73,12 @@ def draw(curves: Sequence[Curve], path: Path, title: str) -> None:
     """One panel a curve, into a PNG (or whatever the ending of `path` says)."""
     if not curves:
         raise UsageError(f"{title}: nothing to draw yet")
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure  # not pyplot, whose windows are the caller's
 
     across = 1 if len(curves) == 1 else 2 if len(curves) <= 4 else 3
     down = math.ceil(len(curves) / across)
-    figure, axes = pyplot.subplots(down, across, figsize=(6.4 * across, 3.6 * down), squeeze=False)
-    for place, axis in enumerate(axes.flat):
+    figure = Figure(figsize=(6.4 * across, 3.6 * down))
+    for place, axis in enumerate(figure.subplots(down, across, squeeze=False).flat):
         if place < len(curves):
             _draw_curve(axis, curves[place])
         else:
@@ -93,8 +90,6 @@ def draw(curves: Sequence[Curve], path: Path, title: str) -> None:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: no picture could be written there: {error}") from error
-    finally:
-        pyplot.close(figure)
 
 
 def _draw_curve(axis: Any, curve: Curve) -> None:

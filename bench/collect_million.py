@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
+import psutil
 from collect_measure import (
     Measured,
     Server,
@@ -40,11 +41,6 @@ _SAMPLE_EVERY_S = 0.1
 class Sample:
     done: int
     resident: int
-
-
-def resident(pid: int) -> int:
-    pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def kill_when_output_grows(output: Path) -> Callable[[subprocess.Popen[bytes]], None]:
@@ -70,7 +66,7 @@ def sample_memory(directory: Path, samples: list[Sample]) -> Callable[[subproces
             time.sleep(_SAMPLE_EVERY_S)
             if progress.exists():
                 standing = orjson.loads(progress.read_bytes())
-                samples.append(Sample(standing["done"], resident(process.pid)))
+                samples.append(Sample(standing["done"], psutil.Process(process.pid).memory_info().rss))
 
     return watch
 

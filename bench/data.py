@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
+import psutil
 from data_rows import REPEATS, make_chunks
 from report import markdown_table, provenance, write_section
 
@@ -181,17 +182,10 @@ def make_inputs(directory: Path, rows: int) -> list[Path]:
     return chunks
 
 
-def memory_available() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
 def run(case: Case, directory: Path, rounds: int) -> tuple[list[Measured], list[Measured]]:
     ours: list[Measured] = []
     theirs: list[Measured] = []
-    can_run_theirs = case.theirs is not None and memory_available() > case.bytes_needed * 1.1
+    can_run_theirs = case.theirs is not None and psutil.virtual_memory().available > case.bytes_needed * 1.1
     if case.theirs is not None and not can_run_theirs:
         print(
             f"{case.theirs_label}: left out, it would need {case.bytes_needed / 1e9:.0f} GB", file=sys.stderr

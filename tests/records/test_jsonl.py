@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rollbook.errors import BadLineError, RollbookError, WriteError
 from rollbook.records import jsonl
-from rollbook.records.jsonl import JsonlWriter, Line, every_ms, read_blocks, read_lines
+from rollbook.records.jsonl import JsonlWriter, Line, every_ms, read_lines
 from rollbook.records.plain import encode
 
 PIECES = [b"\n", b"a", b"bc", b"\r", b"0123456", b"\xe2\x80\xa8"]
@@ -264,22 +264,6 @@ def test_any_content_splits_at_newlines_only(
     assert [line.start for line in found] == [0, *(line.end for line in found)][: len(found)]
     for line in found:
         assert content[line.start : line.end].rstrip(b"\n") == line.data
-
-
-@settings(deadline=None)
-@given(content=CONTENT, size=st.integers(1, 12), data=st.data())
-def test_blocks_are_the_file_cut_after_newlines(
-    content: bytes, size: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "blocks.jsonl"
-    path.write_bytes(content)
-    begins = [0, *(place + 1 for place, byte in enumerate(content) if byte == ord("\n"))]
-    start = data.draw(st.sampled_from(begins))
-    blocks = list(read_blocks(path, start=start, size=size))
-    assert b"".join(block for _, block in blocks) == content[start:]
-    assert all(block.endswith(b"\n") for _, block in blocks[:-1])
-    for offset, block in blocks:
-        assert content[offset : offset + len(block)] == block
 
 
 @settings(deadline=None, max_examples=40)

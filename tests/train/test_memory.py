@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -88,9 +89,9 @@ def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.Mon
     (proc / "self").mkdir(parents=True)
     inside.mkdir(parents=True)
     monkeypatch.setattr(memory, "_PROC", proc)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(proc))
     monkeypatch.setattr(memory, "_CGROUPS", tmp_path / "cgroup")
-    assert free_bytes(CPU) is None
-    (proc / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable: 70 kB\n")
+    (proc / "meminfo").write_text("MemTotal: 99 kB\nMemFree: 60 kB\nMemAvailable: 70 kB\n")
     assert free_bytes(CPU) == 70 << 10
     (proc / "self/cgroup").write_text("0::/box\n")
     for name, text in (("max", "max"), ("current", "30000"), ("stat", "anon 20000\nfile 10000\n")):

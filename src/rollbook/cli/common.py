@@ -19,6 +19,14 @@ Artifacts = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 ARTIFACTS = Path("artifacts")
 
+# Of the commands that train.
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value on top of it")]
+Resume = Annotated[bool, typer.Option("--resume", help="continue from the newest complete checkpoint")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="start over; what is there is kept under superseded/")
+]
+Detach = Annotated[bool, typer.Option("--detach", help="start it in the background and return")]
+
 STYLES = {
     "running": "cyan",
     "completed": "green",

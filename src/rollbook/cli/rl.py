@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, print_json
+from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, Detach, Overrides, Overwrite, Resume, print_json
 
 if TYPE_CHECKING:
     from rollbook.rl.preview import EnvironmentPreview
@@ -22,17 +22,13 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def rl(
     config: Annotated[Path, typer.Argument(help="config.yaml, or the config.json of a run")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key=value on top of it")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="continue from the newest complete checkpoint")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="start over; what is there is kept under superseded/")
-    ] = False,
+    overrides: Overrides = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="show a prompt, a group with its rewards, and the cost")
     ] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="start it in the background and return")] = False,
+    detach: Detach = False,
     artifacts: Artifacts = ARTIFACTS,
     as_json: AsJson = False,
 ) -> None:
@@ -84,10 +80,10 @@ def _preview(settings: RlSettings, as_json: bool) -> None:
     print(f"sampler: {found.slots} sequences at once, each of at most {found.max_length:,} tokens")
     memory = found.memory
     activations = "not measured" if memory.activations is None else gib(memory.activations)
-    free = "" if memory.free is None else f" of {gib(memory.free)} that were free"
     print(
         f"memory: weights {gib(memory.weights)}, optimiser {gib(memory.optimizer)}, keys and values "
-        f"{gib(memory.cache)}, activations {activations}: {gib(memory.total)}{free}"
+        f"{gib(memory.cache)}, activations {activations}: {gib(memory.total)} of {gib(memory.free)} that "
+        "were free"
     )
     for advice in found.advice:
         print(printable(f"note: {advice}"))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson
+from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, Detach
 from rollbook.errors import UsageError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -28,7 +28,7 @@ def run(
     grace: Annotated[
         float, typer.Option(help="seconds between asking the command to end and killing it")
     ] = 10.0,
-    detach: Annotated[bool, typer.Option("--detach", help="leave it running and return")] = False,
+    detach: Detach = False,
     as_json: AsJson = False,
 ) -> None:
     """Run COMMAND, given after `--`, under supervision."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, print_json
+from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, Detach, Overrides, Overwrite, Resume, print_json
 
 if TYPE_CHECKING:
     from rollbook.sft.settings import SftSettings
@@ -18,17 +18,13 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def sft(
     config: Annotated[Path, typer.Argument(help="config.yaml; its runtime_info.output gets the result")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key=value on top of it")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="continue from the newest complete checkpoint")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="start over; what is there is kept under superseded/")
-    ] = False,
+    overrides: Overrides = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="check everything and show one sample with its mask")
     ] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="start it in the background and return")] = False,
+    detach: Detach = False,
     artifacts: Artifacts = ARTIFACTS,
     as_json: AsJson = False,
 ) -> None:

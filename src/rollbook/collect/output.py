@@ -26,7 +26,8 @@ from rollbook.errors import BadFileError, BadLineError, WriteError
 from rollbook.records.atomic import replacing
 from rollbook.records.complete import FileFacts
 from rollbook.records.identity import DIGEST, KEY, split_key
-from rollbook.records.jsonl import Line, check_line, read_blocks
+from rollbook.records.jsonl import Line, check_line
+from rollbook.records.row_blocks import line_blocks
 from rollbook.rollouts.usage import clamp_tokens
 
 _BUFFER = 1 << 20
@@ -249,8 +250,8 @@ def _set_aside(output: Path, number: int) -> str:
 def _line_at(path: Path, offset: int) -> int:
     """The number of the line that holds a byte; only errors pay for counting."""
     number = 1
-    for start, block in read_blocks(path):
-        if start + len(block) > offset:
-            return number + block.count(b"\n", 0, offset - start)
-        number += block.count(b"\n")
+    for block in line_blocks(path):
+        if block.offset + len(block.data) > offset:
+            return number + int(np.searchsorted(block.ends, offset - block.offset))
+        number += len(block.ends)
     return number

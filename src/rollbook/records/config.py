@@ -27,6 +27,7 @@ from typing import Any
 
 from rollbook.errors import BadFileError, RollbookError, UsageError
 from rollbook.records.atomic import write_atomic
+from rollbook.records.plain import cleaned_text
 from rollbook.records.redact import REDACTED, redact_tree
 
 TYPE_KEY = "__type__"
@@ -141,7 +142,7 @@ class _Dumper:
         if issubclass(cls, str | int | float):
             return self._scalar(value, cls, path)
         if issubclass(cls, _AS_TEXT):
-            return _clean(str(value))
+            return cleaned_text(str(value))
         if issubclass(cls, datetime.date | datetime.time):
             return value.isoformat()
         if issubclass(cls, functools.partial | functools.partialmethod):
@@ -167,7 +168,7 @@ class _Dumper:
 
     def _scalar(self, value: Any, cls: type, path: _KeyPath) -> Any:
         if issubclass(cls, str):
-            return _clean(str.__str__(value))
+            return cleaned_text(str.__str__(value))
         if issubclass(cls, int):
             whole = int(value)
             return whole if whole.bit_length() < 10_000 else hex(whole)  # Python parses back no longer ones
@@ -243,12 +244,7 @@ def _safe(show: Any, value: object) -> str:
         text = _ADDRESS.sub("", str(show(value)))
     except Exception as error:
         return f"<no {getattr(show, '__name__', 'text')}: {type(error).__name__}>"
-    return _clean(text if len(text) <= _MAX_REPR else text[:_MAX_REPR] + "...")
-
-
-def _clean(text: str) -> str:
-    """A lone surrogate, from a file name that is not UTF-8, cannot be written; it becomes U+FFFD."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return cleaned_text(text if len(text) <= _MAX_REPR else text[:_MAX_REPR] + "...")
 
 
 def _set_order(value: object) -> tuple[str, Any, str]:

@@ -390,26 +390,3 @@ def read_lines(
         if accept_tail and parts:
             data = b"".join(parts)
             yield Line(data, number, line_start, line_start + len(data))
-
-
-def read_blocks(
-    path: Path | str, *, start: int = 0, end: int | None = None, size: int = _CHUNK
-) -> Iterator[tuple[int, bytes]]:
-    """Stream whole lines by the block, with each block's offset, for work a loop over lines is too slow for.
-
-    The last block may end without a newline.
-    """
-    with Path(path).open("rb", buffering=0) as file:
-        file.seek(start)
-        rest = b""
-        while chunk := file.read(size if end is None else min(size, end - start - len(rest))):
-            cut = chunk.rfind(b"\n") + 1
-            if cut == 0:
-                rest += chunk
-                continue
-            block = rest + chunk[:cut]
-            yield start, block
-            start += len(block)
-            rest = chunk[cut:]
-        if rest:
-            yield start, rest

@@ -255,9 +255,7 @@ def is_finite(value: float) -> bool:
 
 def _without_surrogates(plain: Plain) -> Plain:
     if isinstance(plain, str):
-        if not _has_surrogate(plain):
-            return plain
-        return plain.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return cleaned_text(plain)
     if isinstance(plain, list):
         return [_without_surrogates(item) for item in plain]
     if isinstance(plain, dict):
@@ -265,12 +263,9 @@ def _without_surrogates(plain: Plain) -> Plain:
     return plain
 
 
-def _has_surrogate(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return True
-    return False
+def cleaned_text(text: str) -> str:
+    """The text with U+FFFD for lone surrogates, which cannot be written: those of odd file names, say."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _join(key: str, part: object) -> str:

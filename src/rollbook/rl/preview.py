@@ -64,7 +64,7 @@ class MemoryPreview(msgspec.Struct):
     optimizer: int
     cache: int
     activations: int | None
-    free: int | None
+    free: int
 
     @property
     def total(self) -> int:
@@ -233,9 +233,7 @@ def _mean_reward(groups: Sequence[Group]) -> float | None:
     return sum(rewards) / len(rewards) if rewards else None
 
 
-def _memory(
-    settings: RlSettings, trainer: Trainer, cache: int, peak: int | None, free: int | None
-) -> MemoryPreview:
+def _memory(settings: RlSettings, trainer: Trainer, cache: int, peak: int | None, free: int) -> MemoryPreview:
     trained = sum(weight.numel() for weight in trainer.optimizer.weights)
     taken = trained * (MOMENT_BYTES + GRADIENT_BYTES)  # in the step, beside what the batch needs
     return MemoryPreview(
@@ -298,7 +296,7 @@ def _of_length(found: Preview, limits: Limits) -> Iterator[str]:
 
 
 def _of_memory(memory: MemoryPreview) -> Iterator[str]:
-    if memory.free is not None and memory.total > memory.free:
+    if memory.total > memory.free:
         yield (
             f"an iteration needs about {gib(memory.total)}, and {gib(memory.free)} were free: lower "
             "micro_batch_tokens (activations), sampler.slots (keys and values), or set model.lora (optimiser)"

@@ -79,7 +79,7 @@ class _Memory:
     def holds(self, tokens: int, part: float = 1.0) -> bool:
         """Whether so many tokens fit into this part of what is left; True where that is not known."""
         cache = self.cache(tokens)
-        return cache is None or self.free is None or cache <= part * (self.free - self.training)
+        return cache is None or cache <= part * (self.free - self.training)
 
 
 def decide_room(

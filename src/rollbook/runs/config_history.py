@@ -1,10 +1,32 @@
-"""Since when the config.json of a run holds: a resume with other settings keeps the one before."""
+"""The config.json of a run, and since when it holds: a resume with other settings keeps the one before."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rollbook.records.checkpoints import read_checkpoints
+from rollbook.records.config import ConfigChange, diff_configs, dump_config, read_config, write_config
 from rollbook.records.layout import RunFiles
 from rollbook.records.run_info import RunInfo
+from rollbook.runs.rewind import attempt_directory, set_aside
+
+
+def renew_config(files: RunFiles, attempt: int, config: object) -> list[ConfigChange]:
+    """Write config.json; returns what it changes in the one of the attempt before, which is set aside."""
+    changes: list[ConfigChange] = []
+    if files.config.exists():
+        changes = diff_configs(read_config(files.config), dump_config(config))
+        if not changes:
+            return changes
+        keep_old(files.config, files, attempt)
+    write_config(files.config, config)
+    return changes
+
+
+def keep_old(path: Path, files: RunFiles, attempt: int) -> None:
+    """Set a file of the attempt before this one aside."""
+    if path.exists():
+        set_aside(path, files, attempt_directory(files, attempt - 1))
 
 
 def first_with_config(files: RunFiles, info: RunInfo) -> int:

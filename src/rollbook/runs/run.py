@@ -22,14 +22,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rollbook.errors import RollbookError, UsageError
+from rollbook.errors import UsageError
 from rollbook.records import logtree
 from rollbook.records.alerts import Alert, Level
 from rollbook.records.atomic import copy_whole
 from rollbook.records.checkpoints import CheckpointRecord, is_complete, read_checkpoints
 from rollbook.records.code_state import capture_code, write_code_diff
 from rollbook.records.complete import COMPLETE, complete_directory
-from rollbook.records.config import diff_configs, dump_config, read_config, write_config
+from rollbook.records.config import dump_config
 from rollbook.records.iterations import IterationRecord
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.layout import TRAIN, Artifact, Layout, RunFiles, base_name
@@ -41,7 +41,8 @@ from rollbook.records.rollouts import describe_error
 from rollbook.records.run_info import write_run_info
 from rollbook.records.run_inputs import RunInput, with_new
 from rollbook.records.token_files import TOKEN_EXPORTS
-from rollbook.runs.announce import End, enter_history, is_supervised, write_output_dir_note
+from rollbook.runs.announce import HistoryEntry, write_output_dir_note
+from rollbook.runs.config_history import keep_old, renew_config
 from rollbook.runs.finished import Again, FinishedIterations
 from rollbook.runs.random_state import RANDOM_STATE, encode_random_state, read_random_state
 from rollbook.runs.rewind import attempt_directory, set_aside
@@ -104,13 +105,16 @@ class Run:
                 self.alert("a damaged checkpoint was passed over", text)
                 if resume is True:
                     _log.warning("%s: %s", self.files.root, text)
-            self._write_config(config)
-            self._keep_old(self.files.code_diff)
+            if config is not None and (changes := renew_config(self.files, self.attempt, config)):
+                listed = "\n".join(f"{change.key}: {change.old!r} -> {change.new!r}" for change in changes)
+                self.alert("resumed with another config", listed, level=Level.INFO)
+            keep_old(self.files.code_diff, self.files, self.attempt)
             write_code_diff(self.files.code_diff, capture_code(code))
-            self._trackers = self._open_trackers(named, dumped)
+            self._trackers = Trackers(named, self.files, self.info, dumped, self.alert)
             opened.callback(self._trackers.close)
             write_output_dir_note(self.files.root)
-            self._history = self._enter_history(history)
+            resumed_from = self.resumed_from.name if self.resumed_from else None
+            self._history = HistoryEntry(history, self.files, self.info, resumed_from, self.alert)
             self.restore_random_state()
             self._opened = opened.pop_all()
 
@@ -348,11 +352,7 @@ class Run:
             self._finished.finish_rest()
             self.sync()
             write_run_info(self.files.run, self.info)
-            if self._history is not None:
-                try:
-                    self._history(outcome, error)
-                except (RollbookError, OSError) as failure:
-                    self._alert_of_history(failure)
+            self._history.end(outcome, error)
 
     def __enter__(self) -> Self:
         return self
@@ -368,35 +368,6 @@ class Run:
             self.close("interrupted", str(error))
         else:
             self.close("failed", redact_text(f"{type(error).__name__}: {error}"))
-
-    def _open_trackers(self, named: dict[str, dict[str, Any]], config: object) -> Trackers:
-        trackers = Trackers(
-            named,
-            run_id=self.id,
-            name=self.files.root.name,
-            config=config,
-            directory=self.files.root,
-            alert=self.alert,
-        )
-        if trackers.ids:
-            self.info.extra["trackers"] = trackers.ids
-            write_run_info(self.files.run, self.info)
-        return trackers
-
-    def _enter_history(self, artifacts: str | Path | None) -> End | None:
-        if artifacts is None or is_supervised():
-            return None
-        resumed_from = self.resumed_from.name if self.resumed_from else None
-        try:
-            return enter_history(Path(artifacts), self.files, self.info, resumed_from)
-        except (RollbookError, OSError) as error:
-            self._alert_of_history(error)
-            return None
-
-    def _alert_of_history(self, error: Exception) -> None:
-        """Training never fails because its history cannot be written."""
-        self.alert("the history was not written", str(error))
-        _log.warning("the history was not written: %s", error)
 
     def _set_aside(self, path: Path) -> Path:
         return set_aside(path, self.files, attempt_directory(self.files, self.attempt))
@@ -415,19 +386,3 @@ class Run:
     def _refuse_if_closed(self) -> None:
         if self._opened is None:
             raise UsageError(f"{self.files.root}: the run is closed")
-
-    def _write_config(self, config: object) -> None:
-        if config is None:
-            return
-        if self.files.config.exists():
-            changes = diff_configs(read_config(self.files.config), dump_config(config))
-            if not changes:
-                return
-            self._keep_old(self.files.config)
-            listed = "\n".join(f"{change.key}: {change.old!r} -> {change.new!r}" for change in changes)
-            self.alert("resumed with another config", listed, level=Level.INFO)
-        write_config(self.files.config, config)
-
-    def _keep_old(self, path: Path) -> None:
-        if path.exists():
-            set_aside(path, self.files, attempt_directory(self.files, self.attempt - 1))

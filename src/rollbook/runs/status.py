@@ -6,29 +6,24 @@ trainer's `trainer_log.jsonl`, a collection's `*_progress.json`. Only the end of
 
 from __future__ import annotations
 
-import contextlib
 import re
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rollbook.errors import BadLineError
 from rollbook.records.checkpoints import flaw, read_checkpoints
-from rollbook.records.jsonl import Line
 from rollbook.records.layout import RunFiles
 from rollbook.records.locks import LockHolder, is_held, noted_holder
 from rollbook.records.metrics import normalize, step_of
 from rollbook.records.plain import unix_time
 from rollbook.records.progress import Progress, read_progress
-from rollbook.records.record import decode_json, decode_line
 from rollbook.records.run_info import RunInfo
 from rollbook.runs.saved_models import saved_models
+from rollbook.runs.series import last_rows, newest_trainer_state, read_trainer_state, trainer_step
 
-_TAIL_BYTES = 128 << 10
 _TREND_POINTS = 20
 _SILENT_S = 60.0  # a collector writes every second
 _CLOCK_SLACK_S = 2.0
@@ -81,10 +76,9 @@ def read_status(directory: Path, progress_file: Path | None = None) -> RunStatus
 
 def _from_trainer_log(path: Path, status: RunStatus) -> None:
     status.source = path.name
-    rows = list(_tail_rows(path))
+    rows = list(last_rows(path))
     for row in rows:
-        step = next((row[key] for key in ("current_steps", "step", "global_step") if key in row), None)
-        status.step = step if isinstance(step, int) else status.step
+        status.step = step if (step := trainer_step(row)) is not None else status.step
         if isinstance(row.get("total_steps"), int):
             status.total_steps = row["total_steps"]
         if isinstance(row.get("percentage"), int | float):
@@ -99,7 +93,7 @@ def _from_trainer_log(path: Path, status: RunStatus) -> None:
 
 def _from_metrics(path: Path, status: RunStatus) -> None:
     status.source = path.name
-    rows = [normalize(row) for row in _tail_rows(path)]
+    rows = [normalize(row) for row in last_rows(path)]
     steps = [(step, row) for row in rows if (step := step_of(row)) is not None]
     if not steps:
         return
@@ -117,19 +111,10 @@ def _from_metrics(path: Path, status: RunStatus) -> None:
     _set_headline(status, [row for _, row in steps])
 
 
-def newest_trainer_state(directory: Path) -> Path | None:
-    """The trainer_state.json with the highest step: of the output directory, or of a checkpoint below it."""
-    places = [*(model.path for model in saved_models(directory)), directory]
-    found = [place / "trainer_state.json" for place in places if (place / "trainer_state.json").exists()]
-    return found[-1] if found else None
-
-
 def _from_trainer_state(path: Path, status: RunStatus) -> None:
-    """What the Hugging Face Trainer leaves when nothing logs beside it: current as of the last checkpoint."""
-    try:
-        saved = decode_json(path.read_bytes())
-        history = [row for row in saved.get("log_history") or [] if isinstance(row, dict)]
-    except (OSError, ValueError, AttributeError, TypeError):
+    """What there is when nothing logs beside a trainer: current as of the last checkpoint."""
+    saved, history = read_trainer_state(path)
+    if not saved:
         return
     status.source = path.name
     step, total = saved.get("global_step"), saved.get("max_steps")
@@ -250,18 +235,6 @@ def _last_checkpoint(directory: Path) -> CheckpointStatus | None:
 def _newest_progress(directory: Path) -> Path | None:
     found = list(directory.glob("*_progress.json")) if directory.is_dir() else []
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
-
-
-def _tail_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete JSON lines at the end of a file; half lines at both ends are none."""
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - _TAIL_BYTES))
-        data = file.read()
-    lines = data.split(b"\n")[:-1]
-    for line in lines[1:] if size > _TAIL_BYTES else lines:
-        with contextlib.suppress(BadLineError):  # status shows what there is; readers say what is wrong
-            yield decode_line(path, Line(line, 0, 0, 0))
 
 
 def _seconds(text: Any) -> float | None:

@@ -18,7 +18,9 @@ from queue import Empty, Full, Queue
 from typing import Any, Protocol
 
 from rollbook.errors import UsageError
+from rollbook.records.layout import RunFiles
 from rollbook.records.plain import to_plain
+from rollbook.records.run_info import RunInfo, write_run_info
 
 _log = logging.getLogger("rollbook")
 _MOST_WAITING = 10_000
@@ -109,19 +111,20 @@ class Trackers:
     def __init__(
         self,
         named: Mapping[str, Settings],
-        *,
-        run_id: str,
-        name: str,
+        files: RunFiles,
+        info: RunInfo,
         config: Any,
-        directory: Path,
         alert: Alert,
     ) -> None:
-        """`named` is what `parse_trackers` returns."""
-        self.ids = dict.fromkeys(named, run_id)
+        """`named` is what `parse_trackers` returns; run.json gets the ids."""
+        root = files.root
         self._threads = [
-            _TrackerThread(kind, partial(_KINDS[kind], run_id, name, config, settings, directory), alert)
+            _TrackerThread(kind, partial(_KINDS[kind], info.id, root.name, config, settings, root), alert)
             for kind, settings in named.items()
         ]
+        if named:
+            info.extra["trackers"] = dict.fromkeys(named, info.id)
+            write_run_info(files.run, info)
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         if not self._threads:

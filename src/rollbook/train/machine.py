@@ -10,10 +10,10 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
-from pathlib import Path
 
 import torch
 
+from rollbook.runs.jobs.system import cpu_facts
 from rollbook.version import __version__
 
 # Below this many parameters a matrix product is so short that threads wait for each other.
@@ -61,11 +61,7 @@ def describe_machine(device: torch.device) -> str:
 
 def _processor() -> str:
     """Its name with family, model and stepping, which kernels are chosen by."""
-    facts: dict[str, str] = {}
-    cpuinfo = Path("/proc/cpuinfo")
-    for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else ():
-        key, _, value = line.partition(":")
-        facts.setdefault(key.strip(), value.strip())
+    facts = cpu_facts()
     if "model name" not in facts:
         return platform.processor() or platform.machine()
     numbers = [facts.get(key, "?") for key in ("cpu family", "model", "stepping")]

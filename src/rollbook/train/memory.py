@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import psutil
 import torch
 
 from rollbook.errors import UsageError
@@ -53,7 +54,7 @@ def refuse_too_large(settings: ModelSettings, device: torch.device, processes: i
     """Say that a model does not fit before it is loaded; `processes` on a CPU share its memory."""
     needs, free = needs_of(settings), free_bytes(device)
     copies = processes if device.type == "cpu" else 1
-    if needs is None or free is None or needs.total * copies <= free:
+    if needs is None or needs.total * copies <= free:
         return
     each = f"{copies} processes, each with " if copies > 1 else ""
     lora = "" if settings.lora is not None else ", or set model.lora"
@@ -73,12 +74,12 @@ def cache_bytes(config: Any, dtype: torch.dtype, tokens: int) -> int | None:
         return None
 
 
-def free_bytes(device: torch.device) -> int | None:
-    """What can be taken now without swapping; None where the system does not say."""
+def free_bytes(device: torch.device) -> int:
+    """What can be taken now without swapping."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    found = [size for size in (_available(), _left_in_cgroup()) if size is not None]
-    return min(found, default=None)
+    free, inside = psutil.virtual_memory().available, _left_in_cgroup()
+    return free if inside is None else min(free, inside)
 
 
 class Peak:
@@ -93,12 +94,12 @@ class Peak:
             torch.cuda.reset_peak_memory_stats(self._device)
             self._before: int | None = torch.cuda.memory_allocated(self._device)
         else:
-            self._before = _status("VmRSS") if _forget_peak() else None
+            self._before = psutil.Process().memory_info().rss if _forget_peak() else None
         return self
 
     def __exit__(self, *_: object) -> None:
         on_gpu = self._device.type == "cuda"
-        most = torch.cuda.max_memory_allocated(self._device) if on_gpu else _status("VmHWM")
+        most = torch.cuda.max_memory_allocated(self._device) if on_gpu else _most_held()
         if self._before is not None and most is not None:
             self.bytes = max(0, most - self._before)
 
@@ -131,22 +132,13 @@ def _adapter_parameters(model: Any, lora: LoraSettings) -> int:
     return sum(lora.rank * (layer.in_features + layer.out_features) for layer in layers)
 
 
-def _available() -> int | None:
-    return _kilobytes(_PROC / "meminfo", "MemAvailable")
-
-
-def _status(name: str) -> int | None:
-    """A size of this process."""
-    return _kilobytes(_PROC / "self/status", name)
-
-
-def _kilobytes(path: Path, name: str) -> int | None:
+def _most_held() -> int | None:
+    """The most memory that this process held, which psutil does not know."""
     try:
-        lines = path.read_text().splitlines()
+        lines = (_PROC / "self/status").read_text().splitlines()
     except OSError:
         return None
-    sizes = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
-    return next((int(size) << 10 for size in sizes), None)
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), None)
 
 
 def _forget_peak() -> bool:

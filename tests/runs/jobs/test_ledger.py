@@ -353,6 +353,19 @@ def test_reading_the_history_imports_neither_yaml_nor_the_redactor(ledger: Ledge
 def test_processes_are_identified_beyond_their_pid() -> None:
     me = identify()
     assert processes.why_gone(me) is None
-    stat = processes.read_stat(os.getpid())
-    assert stat is not None
-    assert (stat.parent, stat.group, stat.session) == (os.getppid(), os.getpgrp(), os.getsid(0))
+    stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    assert me.start_ticks == int(stat[19])  # what histories written before psutil have
+
+
+def test_a_clock_that_is_set_does_not_make_a_process_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = identify()
+    boots = iter([1_000.0, 5_000.0])  # set between the two looks that one start time takes, then left alone
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: next(boots, 5_000.0))
+    assert identify() == me
+    assert processes.why_gone(me) is None
+
+
+@pytest.mark.parametrize("pid", [-1, 0, 1 << 40, 1 << 80])
+def test_a_number_that_is_no_pid_is_no_process(pid: int) -> None:
+    assert processes.why_gone(ProcessIdentity(pid)) == f"its process (pid {pid}) is gone"
+    assert processes.started_at(pid) is None

@@ -9,9 +9,7 @@ from __future__ import annotations
 import html as html_entities
 import io
 import json as stdlib_json
-import math
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
@@ -22,17 +20,15 @@ import msgspec
 import orjson
 
 from rollbook.errors import BadFileError
+from rollbook.records import plain
 from rollbook.records.atomic import replacing
 from rollbook.records.line_secrets import LineSecrets
 from rollbook.records.logtree.tree import Node, Trace
-from rollbook.records.logtree.values import to_plain, to_text
+from rollbook.records.logtree.values import to_text
 from rollbook.version import __version__
 
 SCHEMA_VERSION = 1
 _encoder = msgspec.json.Encoder()
-# Longer ones are refused by Python's own parser, whose limit is 4300 decimal digits.
-_LONGEST_INTEGER = 4096
-SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 Add = Callable[["Node | str"], None]  # takes the next child of the root
@@ -142,22 +138,7 @@ def _closing(node: Node) -> bytes:
 
 
 def _dumps(value: Any) -> bytes:
-    repaired = _repaired(to_plain(value))
-    return stdlib_json.dumps(repaired, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _repaired(value: Any) -> Any:
-    if isinstance(value, str):
-        return SURROGATE.sub("\ufffd", value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, int) and value.bit_length() > _LONGEST_INTEGER:
-        return hex(value)
-    if isinstance(value, list):
-        return [_repaired(item) for item in value]
-    if isinstance(value, dict):
-        return {_repaired(key): _repaired(item) for key, item in value.items()}
-    return value
+    return plain.encode(plain.to_plain(value))
 
 
 def read(path: str | os.PathLike[str]) -> Trace:

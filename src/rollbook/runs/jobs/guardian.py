@@ -23,7 +23,7 @@ import msgspec
 from rollbook.records.line_secrets import StreamSecrets
 from rollbook.runs.children import python_command, python_environment
 from rollbook.runs.jobs.console import CarriageReturns
-from rollbook.runs.jobs.processes import GUARDIAN_VARIABLE, HAS_PROC, RUN_ID_VARIABLE, RunProcesses
+from rollbook.runs.jobs.processes import GUARDIAN_VARIABLE, RUN_ID_VARIABLE, RunProcesses
 
 _CHUNK = 1 << 16
 _TURN_S = 0.1
@@ -190,7 +190,7 @@ class Sweep:
         self._processes = processes
         self._kill_at = time.monotonic() + grace_s
         # On Linux the kernel has sent the child its SIGTERM when the supervisor died; one is enough.
-        processes.signal(signal.SIGTERM, but=processes.group if HAS_PROC else None)
+        processes.signal(signal.SIGTERM, but=processes.group if sys.platform == "linux" else None)
 
     def turn(self) -> None:
         late = time.monotonic() - self._kill_at

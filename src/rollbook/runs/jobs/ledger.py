@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from rollbook.errors import BadFileError, LockedError, UsageError, WriteError
 from rollbook.records.identity import new_history_id
@@ -32,7 +33,6 @@ from rollbook.runs.jobs.index_file import Event, IndexFile, zulu
 from rollbook.runs.jobs.processes import (
     ProcessIdentity,
     boot_id,
-    boot_time,
     identify,
     is_visible,
     why_gone,
@@ -266,8 +266,8 @@ class Ledger:
         place = [run.get(key) for key in _PLACE]
         later = list(runs.values())[list(runs).index(record.id) + 1 :]
         owns = all(place != [other.get(key) for key in _PLACE] for other in later)
-        moved, started_here = signs_of_life.files_moved_at(record, self, owns_directory=owns), boot_time()
-        if moved and started_here and moved > started_here + 60:
+        moved = signs_of_life.files_moved_at(record, self, owns_directory=owns)
+        if moved and moved > psutil.boot_time() + 60:
             return True
         return owns and signs_of_life.holds_a_lock(record, self)
 

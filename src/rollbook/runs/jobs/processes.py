@@ -3,7 +3,8 @@
 A process is known by its pid together with its start time and the boot it lives in, because pids are used
 again. The processes of a run are found by its process group and session, by descent, and by the run's id in
 their environment: torchrun gives every worker a session of its own, so a signal to the group alone would
-leave them on the GPUs. Everything is read from /proc; where there is none (macOS) the group has to do.
+leave them on the GPUs. psutil reads all this; what it does not know (the boot's id, the namespace of pids,
+out-of-memory kills) is read from /proc where there is one.
 """
 
 from __future__ import annotations
@@ -13,74 +14,28 @@ import errno
 import os
 import re
 import signal
+import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
+import psutil
 
 RUN_ID_VARIABLE = "ROLLBOOK_RUN_ID"
 GUARDIAN_VARIABLE = "ROLLBOOK_GUARDIAN"  # marks the process that ends the others, which must not be ended
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
-HAS_PROC = (_PROC / "self/stat").exists()
+_ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
     """A process for good: what is None could not be known on this system."""
 
     pid: int
-    start_ticks: int | None = None
+    start_ticks: int | None = None  # since the boot
     boot_id: str | None = None
     pid_namespace: str | None = None
-
-
-class Stat(NamedTuple):
-    pid: int
-    state: str
-    parent: int
-    group: int
-    session: int
-    cpu_ticks: int
-    start_ticks: int
-    rss_pages: int
-
-
-def read_stat(pid: int) -> Stat | None:
-    """None when there is no such process."""
-    try:
-        # Not through pathlib: a look at a whole machine calls this thousands of times.
-        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            text = os.read(descriptor, 4096)
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return None
-    # The command name, in parentheses, may itself hold spaces and parentheses.
-    fields = text[text.rfind(b")") + 2 :].split()
-    if len(fields) < 22:
-        return None
-    return Stat(
-        pid=pid,
-        state=fields[0].decode(),
-        parent=int(fields[1]),
-        group=int(fields[2]),
-        session=int(fields[3]),
-        cpu_ticks=int(fields[11]) + int(fields[12]),
-        start_ticks=int(fields[19]),
-        rss_pages=int(fields[21]),
-    )
-
-
-def all_stats() -> Iterator[Stat]:
-    if not HAS_PROC:
-        return
-    for name in os.listdir(_PROC):  # noqa: PTH208 - iterdir would build a Path a process
-        if name.isdigit() and (stat := read_stat(int(name))):
-            yield stat
 
 
 def boot_id() -> str | None:
@@ -90,20 +45,27 @@ def boot_id() -> str | None:
         return None
 
 
-def boot_time() -> float | None:
-    """When this machine was started, as a Unix time."""
-    try:
-        return time.time() - float((_PROC / "uptime").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
 def started_at(pid: int) -> float | None:
     """When a process was started, as a Unix time, to the second or so."""
-    stat, booted = read_stat(pid), boot_time()
-    if stat is None or booted is None:
+    try:
+        return psutil.Process(pid).create_time()
+    except (psutil.Error, ValueError):
         return None
-    return booted + stat.start_ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _start_ticks(pid: int) -> int | None:
+    """When a process was started, in clock ticks since the boot, which no change of the clock moves.
+
+    None where there is no such process, and on systems that keep the time of day instead.
+    """
+    if sys.platform != "linux":
+        return None
+    while True:
+        booted, started = psutil.boot_time(), started_at(pid)
+        if started is None:
+            return None
+        if booted == psutil.boot_time():  # the clock was not set between the two
+            return round((started - booted) * os.sysconf("SC_CLK_TCK"))
 
 
 def _pid_namespace() -> str | None:
@@ -115,8 +77,7 @@ def _pid_namespace() -> str | None:
 
 def identify(pid: int | None = None) -> ProcessIdentity:
     pid = os.getpid() if pid is None else pid
-    stat = read_stat(pid)
-    return ProcessIdentity(pid, stat.start_ticks if stat else None, boot_id(), _pid_namespace())
+    return ProcessIdentity(pid, _start_ticks(pid), boot_id(), _pid_namespace())
 
 
 def is_visible(process: ProcessIdentity) -> bool:
@@ -128,14 +89,13 @@ def why_gone(process: ProcessIdentity) -> str | None:
     """Why a process of this machine is no longer there; None while it lives."""
     if process.boot_id and process.boot_id != boot_id():
         return f"the machine was restarted while pid {process.pid} was running"
-    if not HAS_PROC:
-        return None if _answers(process.pid) else f"its process (pid {process.pid}) is gone"
-    stat = read_stat(process.pid)
-    if stat is None and _answers(process.pid):  # another user's, whom /proc does not show to us
-        return None
-    if stat is None or stat.state in "ZX":
-        return f"its process (pid {process.pid}) is gone"
-    if process.start_ticks is not None and stat.start_ticks != process.start_ticks:
+    gone = f"its process (pid {process.pid}) is gone"
+    try:
+        if psutil.Process(process.pid).status() in _ENDED:
+            return gone
+    except (psutil.Error, ValueError):  # another user's may be hidden from us
+        return None if _answers(process.pid) else gone
+    if process.start_ticks is not None and _start_ticks(process.pid) != process.start_ticks:
         return f"its process is gone; pid {process.pid} is another one now"
     return None
 
@@ -145,7 +105,7 @@ def send(process: ProcessIdentity, number: int) -> str | None:
 
     OSError where the system refuses.
     """
-    if HAS_PROC and process.start_ticks is None:
+    if sys.platform == "linux" and process.start_ticks is None:
         return f"nobody knows when pid {process.pid} was started, so it may be another process by now"
     if not hasattr(os, "pidfd_open"):
         if (why := why_gone(process)) is None:
@@ -168,34 +128,45 @@ def send(process: ProcessIdentity, number: int) -> str | None:
 def _answers(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except OSError as error:
-        return error.errno == errno.EPERM
-    return True
+    except (OSError, OverflowError) as error:
+        return getattr(error, "errno", None) == errno.EPERM
+    return pid > 0
+
+
+def tree_of(root: int) -> set[int]:
+    """Pids of a process, of those below it, and of those in the session (so also the group) that it leads."""
+    found = {root}
+    with contextlib.suppress(psutil.Error):
+        found.update(child.pid for child in psutil.Process(root).children(recursive=True))
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):
+            if os.getsid(pid) == root:
+                found.add(pid)
+    return found
 
 
 class RunProcesses:
     """The processes of one run. `group` is the pid of its first child, which leads a session of its own."""
 
     def __init__(self, run_id: str, group: int | None) -> None:
-        self.group = group
-        self._mark = f"{RUN_ID_VARIABLE}={run_id}".encode()
+        self.group, self._run_id = group, run_id
 
     def pids(self) -> list[int]:
         """The processes alive now, without the caller and without guardians; zombies no longer count."""
-        if not HAS_PROC:
-            return [self.group] if self.group and _group_answers(self.group) else []
-        stats = {stat.pid: stat for stat in all_stats()}
-        below = descendants(stats, self.group) if self.group else set()
+        tree = tree_of(self.group) if self.group else set()
         return [
-            pid
-            for pid, stat in stats.items()
-            if stat.state not in "ZX" and pid != os.getpid() and self._belongs(stat, below)
+            process.pid
+            for process in psutil.process_iter()
+            if process.pid != os.getpid() and self._has(process, process.pid in tree)
         ]
 
-    def _belongs(self, stat: Stat, below: set[int]) -> bool:
-        ours = stat.pid in below or (self.group is not None and self.group in (stat.group, stat.session))
-        environment = _environment(stat.pid)
-        return (ours or self._mark in environment) and _GUARDIAN_MARK not in environment
+    def _has(self, process: psutil.Process, is_below: bool) -> bool:
+        try:
+            environment = process.as_dict(["environ"], ad_value={})["environ"]
+            is_ours = is_below or environment.get(RUN_ID_VARIABLE) == self._run_id
+            return is_ours and environment.get(GUARDIAN_VARIABLE) != "1" and process.status() not in _ENDED
+        except (psutil.Error, OSError):
+            return False
 
     def signal(self, number: int, *, but: int | None = None) -> list[int]:
         """Send the signal to each of them; returns those that got it."""
@@ -203,10 +174,7 @@ class RunProcesses:
         for pid in self.pids():
             if pid != but:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    if HAS_PROC:
-                        os.kill(pid, number)
-                    else:
-                        os.killpg(pid, number)
+                    os.kill(pid, number)
                     reached.append(pid)
         return reached
 
@@ -217,38 +185,6 @@ class RunProcesses:
             if number != signal.SIGKILL:  # a stopped process would never see it
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.group, signal.SIGCONT)
-
-
-_GUARDIAN_MARK = f"{GUARDIAN_VARIABLE}=1".encode()
-
-
-def descendants(stats: dict[int, Stat], root: int) -> set[int]:
-    children: dict[int, list[int]] = {}
-    for stat in stats.values():
-        children.setdefault(stat.parent, []).append(stat.pid)
-    found: set[int] = set()
-    waiting = [root]
-    while waiting:
-        for pid in children.get(waiting.pop(), ()):
-            if pid not in found:
-                found.add(pid)
-                waiting.append(pid)
-    return found
-
-
-def _environment(pid: int) -> list[bytes]:
-    try:
-        return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
-
-
-def _group_answers(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except OSError as error:
-        return error.errno == errno.EPERM
-    return True
 
 
 class OomWatch:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import psutil
 
 from rollbook.records.atomic import write_atomic
 from rollbook.records.code_state import CodeState, capture_code, write_code_diff
@@ -30,7 +31,7 @@ from rollbook.records.plain import encode_document, to_plain, utc_now
 from rollbook.records.redact import redact_tree, redact_yaml
 from rollbook.runs.jobs.fingerprint import Fingerprinter
 from rollbook.runs.jobs.job import Job
-from rollbook.runs.jobs.system import machine_memory, query_gpus
+from rollbook.runs.jobs.system import cpu_facts, query_gpus
 from rollbook.version import __version__
 
 _log = logging.getLogger("rollbook")
@@ -204,18 +205,10 @@ def _host(snapshot: Snapshot) -> dict[str, Any]:
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
         "cpus_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-        "cpu_model": _cpu_model(),
-        "memory_bytes": machine_memory(),
+        "cpu_model": cpu_facts().get("model name") or platform.processor() or None,
+        "memory_bytes": psutil.virtual_memory().total,
         "gpus": gpus,
     }
-
-
-def _cpu_model() -> str | None:
-    try:
-        with Path("/proc/cpuinfo").open() as file:
-            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or None
 
 
 def _write_json(path: Path, content: Any) -> None:

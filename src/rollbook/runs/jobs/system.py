@@ -1,7 +1,7 @@
 """system.jsonl: what a run takes from its machine, every few seconds.
 
-Read straight from /proc in the supervisor's loop, in a few milliseconds; the GPUs are asked through
-nvidia-smi where it is installed, without waiting for it. There is no thread: the kernel's signal to a child
+Read by psutil in the supervisor's loop, in a few milliseconds; the GPUs are asked through nvidia-smi where it
+is installed, without waiting for it. There is no thread: the kernel's signal to a child
 whose parent dies would come once a thread. A sampler that fails says so once and stops; the run does not
 notice. Memory is the sum of the processes' resident pages, so pages they share count more than once.
 """
@@ -11,18 +11,19 @@ from __future__ import annotations
 import contextlib
 import csv
 import logging
-import os
 import shutil
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from rollbook.errors import RollbookError
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.plain import utc_now
 from rollbook.records.record import Record
-from rollbook.runs.jobs.processes import Stat, all_stats, descendants
+from rollbook.runs.jobs.processes import tree_of
 
 SYSTEM_LOG = "system.jsonl"
 
@@ -138,43 +139,36 @@ class Machine:
     def __init__(self, directory: Path, child: int) -> None:
         self._directory, self._child = directory, child
         self._began = self._last = time.monotonic()
-        self._ticks: dict[tuple[int, int], int] = {}
-        self._busy, self._total = _machine_ticks()
+        self._cpu_s: dict[int, float] = {}
+        psutil.cpu_percent()  # each call is about the time since the one before
         self._tree()
 
     def sample(self) -> SystemSample:
         now = time.monotonic()
         elapsed, self._last = now - self._last, now
         sample = SystemSample(at=utc_now(), elapsed_s=round(now - self._began, 3))
-        tree, ticks = self._tree()
-        if tree:
-            sample.processes = len(tree)
-            sample.rss_bytes = sum(stat.rss_pages for stat in tree) * os.sysconf("SC_PAGE_SIZE")
-            sample.cpu_percent = round(100 * ticks / os.sysconf("SC_CLK_TCK") / max(elapsed, 1e-3), 1)
-        busy, total = _machine_ticks()
-        if total > self._total:
-            sample.machine_cpu_percent = round(100 * (busy - self._busy) / (total - self._total), 1)
-        self._busy, self._total = busy, total
-        memory = _memory()
-        if memory:
-            sample.machine_memory_total_bytes = memory["MemTotal"]
-            sample.machine_memory_used_bytes = memory["MemTotal"] - memory.get(
-                "MemAvailable", memory["MemFree"]
-            )
-        disk = os.statvfs(self._directory)
-        sample.disk_free_bytes = disk.f_bavail * disk.f_frsize
-        sample.disk_total_bytes = disk.f_blocks * disk.f_frsize
+        processes, rss_bytes, spent_s = self._tree()
+        if processes:
+            sample.processes, sample.rss_bytes = processes, rss_bytes
+            sample.cpu_percent = round(100 * spent_s / max(elapsed, 1e-3), 1)
+        sample.machine_cpu_percent = psutil.cpu_percent()
+        memory, disk = psutil.virtual_memory(), psutil.disk_usage(str(self._directory))
+        sample.machine_memory_total_bytes = memory.total
+        sample.machine_memory_used_bytes = memory.total - memory.available
+        sample.disk_free_bytes, sample.disk_total_bytes = disk.free, disk.total
         return sample
 
-    def _tree(self) -> tuple[list[Stat], int]:
-        """The run's processes, and the processor ticks they took since the last look."""
-        stats = {stat.pid: stat for stat in all_stats()}
-        below = descendants(stats, self._child) | {self._child}
-        tree = [stat for stat in stats.values() if stat.pid in below or stat.session == self._child]
-        now = {(stat.pid, stat.start_ticks): stat.cpu_ticks for stat in tree}
-        spent = sum(ticks - self._ticks.get(key, 0) for key, ticks in now.items())
-        self._ticks = now
-        return tree, spent
+    def _tree(self) -> tuple[int, int, float]:
+        """How many processes the run has, their memory, and the seconds of processor since the last look."""
+        held, now = 0, {}
+        for pid in tree_of(self._child):
+            with contextlib.suppress(psutil.Error, OSError):
+                process = psutil.Process(pid)
+                held += process.memory_info().rss
+                now[pid] = sum(process.cpu_times()[:2])
+        spent_s = sum(max(0.0, seconds - self._cpu_s.get(pid, 0.0)) for pid, seconds in now.items())
+        self._cpu_s = now
+        return len(now), held, spent_s
 
 
 class GpuQuery:
@@ -242,24 +236,11 @@ def _number(text: str) -> float | int | str | None:
         return text
 
 
-def _machine_ticks() -> tuple[int, int]:
-    """Busy and total processor ticks since the machine was started."""
+def cpu_facts() -> dict[str, str]:
+    """What the system says of its first processor, such as its `model name`, which psutil does not know."""
     try:
-        first = Path("/proc/stat").read_bytes().split(b"\n", 1)[0]
-    except OSError:
-        return 0, 0
-    ticks = [int(word) for word in first.split()[1:9]]  # guest time is already in user time
-    idle = ticks[3] + ticks[4]
-    return sum(ticks) - idle, sum(ticks)
-
-
-def _memory() -> dict[str, int]:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return {}
-    return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
-
-
-def machine_memory() -> int | None:
-    return _memory().get("MemTotal")
+    pairs = (line.partition(":") for line in reversed(lines))
+    return {key.strip(): value.strip() for key, _, value in pairs}

@@ -87,7 +87,7 @@ def test_no_file_of_a_supervised_command_holds_one(tmp_path: Path) -> None:
     shown = [f"value: [redacted][redacted]{SECRETS[name][:-1]}" for name in sorted(SECRETS)]
     assert log.read_text().splitlines()[:3] == shown
     copy = next(path for path in files if path.name == "config.yaml")
-    assert copy.read_text() == "# ours\nname: demo\nnote: [redacted]\napi_key: [redacted]\n"
+    assert copy.read_text() == '# ours\nname: demo\nnote: "[redacted]"\napi_key: "[redacted]"\n'
 
 
 def test_documents_hold_none(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ class JsonlWriter:
         """Write one line; returns the offset of its end, to be given to `wait`."""
         if b"\n" in data or not (data.startswith(b"{") and data.endswith(b"}")):
             raise ValueError(f"{self.path}: a line must be one JSON object without a newline in it")
-        line = self._secrets.cleaned(data) + b"\n"
+        line = self._secrets.cleaned_json(data) + b"\n"
         self._refuse_in_a_fork()
         with self._append_guard:
             self._refuse_if_unusable()

@@ -93,11 +93,11 @@ def _writing(file: IO[bytes], trace: Trace, html_name: str | None) -> Iterator[A
         "text": "plain",
     }
     comma, secrets = b"", LineSecrets()
-    file.write(secrets.cleaned(_dumps(top)[:-1] + b',"root":' + _opening(trace.root)))
+    file.write(secrets.cleaned_json(_dumps(top)[:-1] + b',"root":' + _opening(trace.root)))
 
     def add(child: Node | str) -> None:
         nonlocal comma
-        file.write(comma + secrets.cleaned(_encoded(child)))
+        file.write(comma + secrets.cleaned_json(_encoded(child)))
         comma = b","
 
     yield add

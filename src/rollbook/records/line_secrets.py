@@ -63,18 +63,24 @@ class LineSecrets:
 
 
 class StreamSecrets:
-    """The same for a stream that comes in parts: `feed` what came, write what it returns."""
+    """The same for a stream that comes in parts: `feed` what came, write what it returns.
+
+    What has a credential's shape is redacted too.
+    """
 
     def __init__(self) -> None:
+        from rollbook.records.redact import beginning_of_a_shape, redact_shapes
+
         self._secrets = LineSecrets()
+        self._redact_shapes, self._beginning_of_a_shape = redact_shapes, beginning_of_a_shape
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
         clean = self._secrets.cleaned(self._held + data)
-        ready = len(clean) - self._secrets.held_back(clean)
+        ready = len(clean) - max(self._secrets.held_back(clean), self._beginning_of_a_shape(clean))
         self._held = clean[ready:]
-        return clean[:ready]
+        return self._redact_shapes(clean[:ready])
 
     def finish(self) -> bytes:
         held, self._held = self._held, b""
-        return held
+        return self._redact_shapes(held)

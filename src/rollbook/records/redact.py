@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -23,6 +24,7 @@ from rollbook.records.secret_names import (
     NameKind,
     is_login,
     is_numeric_secret,
+    is_path,
     is_reference,
     is_secret,
     kind_below,
@@ -87,6 +89,20 @@ def remember_secrets(config: Any) -> None:
     redact_tree(config, remember=True)
 
 
+def redact_shapes(data: bytes) -> bytes:
+    """Redact what has a credential's shape in output of any encoding."""
+    text = data.decode("latin-1")  # each byte is a character, and shapes are made of ASCII
+    return _SHAPES.sub(REDACTED, text).encode("latin-1")
+
+
+def beginning_of_a_shape(data: bytes) -> int:
+    """How many bytes at the end of a part of a stream may be the beginning of a credential."""
+    match = _LAST_WORD.search(data)
+    word = match[0] if match else b""
+    begins = word.startswith(_PREFIXES) or any(prefix.startswith(word) for prefix in _PREFIXES)
+    return len(word) if begins else 0
+
+
 class Redactor:
     """Redacts with the values that are known now; with `remember` it adds those that it finds."""
 
@@ -102,7 +118,7 @@ class Redactor:
             text = _PEM_LINES.sub(_redact_pem, text)
         text = _URL_PASSWORD.sub(self._in_url, text)
         text = _QUERY.sub(self._in_query, text)
-        text = _SHAPES.sub(REDACTED, text)
+        text = _SHAPES.sub(self._shape, text)
         text = _BEARER.sub(_redact_bearer, text)
         text = _LOGIN_FLAG.sub(self._in_login_flag, text)
         return _ASSIGNED.sub(_redact_assigned, text)
@@ -174,6 +190,11 @@ class Redactor:
                 secret_values.remember_login(value)
             secret_values.remember(value)
 
+    def _shape(self, match: re.Match[str]) -> str:
+        if self._is_to_remember:
+            secret_values.remember(match[0])
+        return REDACTED
+
     def _setting(self, word: str) -> str:
         match = _SETTING.fullmatch(word)
         assert match is not None
@@ -182,7 +203,7 @@ class Redactor:
         for name in key.lstrip("-+").split("."):
             kind = kind_below(kind, name)
         if self._is_to_remember:
-            self._remember(value, kind, name)
+            self.tree(_as_yaml(value), kind, name, ())
         if kind is not NameKind.HEADERS and is_secret(name, kind, value):
             return f"{key}={REDACTED}"
         return self.text(_HEADER_SETTING.sub(rf"\1{REDACTED}", word))
@@ -254,6 +275,16 @@ def kinds_of_items(texts: Sequence[str | None], kind: NameKind, name: str) -> It
             flag = text if text is not None and _FLAG.fullmatch(text) else ""
 
 
+def _as_yaml(word: str) -> Any:
+    """The mapping or list that a word of a command spells out."""
+    if word.startswith(("{", "[")):
+        import yaml
+
+        with suppress(yaml.YAMLError, RecursionError, ValueError):
+            return yaml.safe_load(word)
+    return word
+
+
 def _text_of(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
@@ -281,6 +312,11 @@ _SHAPES = re.compile(
     )""",
     re.VERBOSE | re.MULTILINE,
 )
+_PREFIXES = tuple(
+    b"sk- sk_ rk_ hf_ api_org_ gho_ ghp_ ghr_ ghs_ ghu_ github_pat_ glpat- xox AKIA ASIA AIza ya29. npm_ gsk_"
+    b" fw_ r8_ pypi- nvapi- xai- pplx- tml- lsv2_ SG. eyJ".split()
+)
+_LAST_WORD = re.compile(rb"(?<![A-Za-z0-9_-])[A-Za-z0-9_.-]{1,4096}\Z")
 _BEARER = re.compile(
     r"((?:authorization\\?[\"']?[ \t]{0,4}[:=][ \t]{0,4}\\?[\"']?(?:bearer|basic|token|digest)|bearer)"
     r"[ \t]{1,4})([^\s\"'`,;<>(){}\[\]\\$]{6,})",
@@ -329,6 +365,8 @@ def _redact_bearer(match: re.Match[str]) -> str:
 
 def _redact_assigned(match: re.Match[str]) -> str:
     kind, value = name_kind(match["name"]), match["value"]
+    if match["name"].lower().endswith("pwd") and is_path(value):  # the directory that `pwd` prints
+        return match[0]
     is_plain_name = kind is NameKind.SECRET and match["quote"]
     minimum, digits = (_MIN_ASSIGNED, 1) if is_plain_name else (_MIN_CREDENTIAL, 2)
     if kind is NameKind.PLAIN or not looks_like_credential(value, minimum, digits):

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from rollbook.records import secret_values
 from rollbook.records.redact import REDACTED, Redactor, kinds_of_items, redact_text
 from rollbook.records.secret_names import NameKind, is_numeric_secret, is_secret, kind_below
 
@@ -36,8 +37,11 @@ def is_config(name: str) -> bool:
     return bool(_YAML.fullmatch(name) or _LINES.fullmatch(name))
 
 
-def redact_yaml(text: str) -> str:
-    """Redact a YAML file. `[redacted]` is written with quotes, so that it is text there too."""
+def redact_yaml(text: str, *, remember: bool = False) -> str:
+    """Redact a YAML file. `[redacted]` is written with quotes, so that it is text there too.
+
+    With `remember` the values found are redacted everywhere from then on, also as they are written there.
+    """
     import yaml
 
     if len(text) > _MAX_PARSED:
@@ -48,11 +52,15 @@ def redact_yaml(text: str) -> str:
     body = text[len(mark) :]
     try:
         spans = {
-            span: new for root in yaml.compose_all(body, Loader=loader) for span, new in _changes(body, root)
+            span: new
+            for root in yaml.compose_all(body, Loader=loader)
+            for span, new in _changes(body, root, Redactor(remember))
         }
     except (yaml.YAMLError, RecursionError, UnicodeError):
         return _by_lines(text)
     for (start, end), new in sorted(spans.items(), reverse=True):
+        if remember and "\n" in body[start:end]:
+            secret_values.remember(body[start:end])
         body = body[:start] + new + body[end:]
     return mark + redact_text(body)
 
@@ -85,9 +93,8 @@ def _sides(name: str, text: str | None) -> tuple[list[str], list[str]]:
     return ([], []) if text is None else (text.split("\n"), redact_config(name, text).split("\n"))
 
 
-def _changes(text: str, root: Any) -> Iterator[tuple[tuple[int, int], str]]:
+def _changes(text: str, root: Any, redactor: Redactor) -> Iterator[tuple[tuple[int, int], str]]:
     """The spans of a document that are to be replaced, and by what."""
-    redactor = Redactor()
     pending = [(root, NameKind.PLAIN, "")]
     seen = set[tuple[int, NameKind, str]]()
     while pending:

@@ -159,7 +159,8 @@ def _written(value: str) -> set[str]:
     in_urls = {*quoted, quote_plus(value, errors="surrogateescape")}
     in_urls |= {re.sub("%..", lambda match: match[0].lower(), form) for form in in_urls}
     in_html = {html.escape(value), html.escape(value, quote=False)}
-    return {value, repr(value)[1:-1], *in_json, *within, *in_urls, *in_html}
+    in_yaml = value.replace("'", "''")
+    return {value, in_yaml, repr(value)[1:-1], *in_json, *within, *in_urls, *in_html}
 
 
 def _in_base64(value: str) -> set[str]:

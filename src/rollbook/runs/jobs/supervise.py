@@ -24,6 +24,7 @@ from rollbook.errors import RollbookError, UsageError
 from rollbook.records.identity import new_history_id
 from rollbook.records.layout import sanitize
 from rollbook.records.redact import redact_tree
+from rollbook.records.redact_configs import redact_yaml
 from rollbook.runs.jobs.child import GuardianLink, Stream, start_child, stdin_for_child
 from rollbook.runs.jobs.job import Job, Started
 from rollbook.runs.jobs.ledger import Ledger, RunEnd, RunStart, Status
@@ -33,7 +34,6 @@ from rollbook.runs.jobs.signals import SignalQueue
 from rollbook.runs.jobs.snapshot import capture_job_code, git_of, take_snapshot
 from rollbook.runs.jobs.system import SystemSampler
 from rollbook.runs.jobs.watch import Ended, Watch
-from rollbook.runs.settings import read_yaml
 
 _log = logging.getLogger("rollbook")
 
@@ -61,8 +61,8 @@ def _learn_secrets(job: Job) -> None:
     """What the job's command, environment and config hold is redacted in all that is written of it."""
     redact_tree([list(job.command), job.env, job.config], remember=True)
     if job.config_path is not None and job.config_path.is_file():
-        with contextlib.suppress(RollbookError):  # of another format than YAML
-            read_yaml(job.config_path)
+        with contextlib.suppress(OSError):
+            redact_yaml(job.config_path.read_text("utf-8", "surrogateescape"), remember=True)
 
 
 class _Supervisor:

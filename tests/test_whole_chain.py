@@ -6,12 +6,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import rollbook
+from helpers import preloaded
 from rollbook.cli.main import main
 from rollbook.errors import UsageError
 from rollbook.records.complete import directory_facts, file_facts
@@ -50,14 +50,7 @@ AGENTS = 'agents: {a: {env: {name: arithmetic}, policy: {kind: scripted, script:
 
 
 def command(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "rollbook", *words],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "COLUMNS": "500"},
-    )
+    return preloaded.run("rollbook", *words, cwd=directory, env={**os.environ, "COLUMNS": "500"})
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +101,7 @@ CHAIN = [
     ("dataset", "chat.jsonl", "verified"),
     ("dataset", "good.jsonl", "verified"),
     ("collection", "rollouts.jsonl", "verified"),
-    ("tasks", "rollouts_tasks.jsonl", "verified"),
+    ("tasks", "rollouts_tasks.ndjson", "verified"),
     ("environment", "arithmetic", "verified"),
     ("policy", "['4']", "unrecorded"),
     ("model", "model", "verified"),
@@ -137,7 +130,7 @@ def test_it_is_printed_as_a_tree_by_name_and_in_the_history(made: Path) -> None:
     assert node["facts"]["coverage"] == {"expected": 12, "ok": 12, "failed": 0, "missing": 0}
 
 
-@pytest.mark.parametrize("name", ["good.jsonl", "rollouts_tasks.jsonl", "mix.jsonl"])
+@pytest.mark.parametrize("name", ["good.jsonl", "rollouts_tasks.ndjson", "mix.jsonl"])
 def test_one_changed_row_is_named(project: Path, made: Path, name: str) -> None:
     aside = made.with_name("aside")
     made.rename(aside)

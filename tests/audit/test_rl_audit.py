@@ -27,7 +27,7 @@ METRICS, ITERATIONS, ALERTS = "metrics.jsonl", "iterations.jsonl", "alerts.jsonl
 KILLS = (
     ("half write train_iteration_N_transcripts.jsonl", 30),
     ("after write iterations.jsonl", 2),
-    ("half write token_exports/rank_0.jsonl", 50),
+    ("half write token_exports/rank_0.jsonl", 5),
     ("before rename checkpoints/N", 1),
 )
 

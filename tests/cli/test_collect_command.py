@@ -25,6 +25,7 @@ from collecting import (
     small_input,
     write_rows,
 )
+from helpers import preloaded
 from rollbook.collect.settings import CollectSettings
 from rollbook.records.locks import FileLock
 from rollbook.rollouts.retry import RetrySettings
@@ -48,16 +49,16 @@ class Terminal:
         self._environment = {name: value for name, value in os.environ.items() if "ROLLBOOK" not in name}
 
     def __call__(self, *words: str, code: int = 0) -> str:
-        process = self.start(*words)
-        output, errors = process.communicate(timeout=WAIT)
-        assert process.returncode == code, f"{words}: {process.returncode}\n{output}\n{errors}"
-        return output + errors
+        done = self._run(*words, code=code)
+        return done.stdout + done.stderr
 
     def json(self, *words: str, code: int = 0) -> Any:
-        process = self.start(*words, "--json")
-        output, errors = process.communicate(timeout=WAIT)
-        assert process.returncode == code, f"{words}: {process.returncode}\n{output}\n{errors}"
-        return json.loads(output)
+        return json.loads(self._run(*words, "--json", code=code).stdout)
+
+    def _run(self, *words: str, code: int) -> subprocess.CompletedProcess[str]:
+        done = preloaded.run("rollbook", *words, cwd=self.directory, env=self._environment)
+        assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(

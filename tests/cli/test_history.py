@@ -6,13 +6,13 @@ import csv
 import io
 import json
 import re
-import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from helpers.screen import ROLLBOOK, on_a_terminal
+from helpers import preloaded
+from helpers.screen import on_a_terminal
 from rollbook.runs.jobs.ledger import Ledger, RunEnd, RunStart, Status
 
 DONE = {"ok": 10, "expected": 100, "reward_mean": 0.45, "last_loss": 1.234, "steps": 12345}
@@ -36,8 +36,7 @@ def record(directory: Path, count: int, **fields: str) -> None:
 
 
 def history(directory: Path, *words: str, code: int = 0) -> str:
-    command = [ROLLBOOK, "history", *words]
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+    done = preloaded.run("rollbook", "history", *words, cwd=directory)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers import preloaded
+
 ROLLBOOK = str(Path(sys.executable).parent / "rollbook")
 
 
@@ -64,7 +66,7 @@ def test_every_command_has_json_and_help() -> None:
     from rollbook.cli.main import COMMANDS
 
     for command in COMMANDS:
-        result = call(command, "--help")
+        result = preloaded.run("rollbook", command, "--help")
         assert result.returncode == 0, command
         assert "--json" in result.stdout, command
 

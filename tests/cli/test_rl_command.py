@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from helpers import preloaded
 from helpers.rl_runs import config_of, write_setup
 from rollbook.records.layout import RunFiles
 from rollbook.records.locks import FileLock
-
-ROLLBOOK = str(Path(sys.executable).parent / "rollbook")
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +20,7 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rollbook(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([ROLLBOOK, *arguments], cwd=directory, capture_output=True, text=True)
+    return preloaded.run("rollbook", *arguments, cwd=directory)
 
 
 def write_config(setup: Path, directory: Path, **changes: object) -> Path:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers import preloaded
+
 ROLLBOOK = str(Path(sys.executable).parent / "rollbook")
 
 
@@ -21,18 +23,10 @@ NO_TENSORS = b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "  # a file of weights wi
 class Shell:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self.environment = {**os.environ, "PATH": path}
+        self.environment = preloaded.installed_environment()
 
     def __call__(self, *words: str, code: int | None = 0) -> str:
-        result = subprocess.run(
-            [ROLLBOOK, *words],
-            cwd=self.directory,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        result = preloaded.run("rollbook", *words, cwd=self.directory, env=self.environment)
         if code is not None:
             assert result.returncode == code, (
                 f"{words}: {result.returncode}\n{result.stdout}\n{result.stderr}"
@@ -40,22 +34,16 @@ class Shell:
         return result.stdout + result.stderr
 
     def json(self, *words: str, code: int | None = 0) -> object:
-        result = subprocess.run(
-            [ROLLBOOK, *_with_json(list(words))],
-            cwd=self.directory,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        words = _with_json(*words)
+        result = preloaded.run("rollbook", *words, cwd=self.directory, env=self.environment)
         if code is not None:
             assert result.returncode == code, result.stderr
         return json.loads(result.stdout)
 
 
-def _with_json(words: list[str]) -> list[str]:
+def _with_json(*words: str) -> tuple[str, ...]:
     place = words.index("--") if "--" in words else len(words)
-    return [*words[:place], "--json", *words[place:]]
+    return *words[:place], "--json", *words[place:]
 
 
 @pytest.fixture

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
+from helpers import preloaded
 from helpers.token_exports import Export
-
-ROLLBOOK = str(Path(sys.executable).parent / "rollbook")
 
 
 def call(*words: object, code: int = 0) -> str:
-    result = subprocess.run([ROLLBOOK, "tokens", *map(str, words)], capture_output=True, text=True)
+    result = preloaded.run("rollbook", "tokens", *words)
     assert result.returncode == code, result.stderr
     return result.stdout + result.stderr
 

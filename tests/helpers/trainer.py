@@ -1,69 +1,48 @@
-"""Training processes to be killed, that begin at once.
+"""Training processes to be killed, that begin at once: forks of what `preloaded` has imported.
 
-Importing torch and transformers takes seconds, training a tiny model takes less. So one process imports them
-and every trainer is a fork of it: a process of its own with its own signals, output and exit status, as
-`python -m rollbook.sft.main` is in all but the import.
+Each is a process of its own with its own signals, output and exit status, as `python -m rollbook.sft.main` is
+in all but the import.
 """
 
 from __future__ import annotations
 
-import atexit
-import multiprocessing
 import os
 import re
-import runpy
 import signal
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from multiprocessing.process import BaseProcess
-from pathlib import Path
 
-PATIENCE_S = 300.0
-PRELOADED = (
-    "torch.distributed.fsdp",
-    "transformers.models.llama.modeling_llama",
-    "matplotlib.pyplot",
-    "rollbook.sft.train",
-    "rollbook.rl.train",
-)
-_forks = multiprocessing.get_context("forkserver")
+from helpers.places import REPOSITORY
+from helpers.preloaded import PATIENCE_S, Process
 
 
 class TrainingProcess:
     """A running `python -m MODULE WORDS`; leaving the block kills it."""
 
     def __init__(self, module: str, *words: object, **environment: str) -> None:
-        file, name = tempfile.mkstemp(prefix="rollbook-trainer-")
-        os.close(file)
-        self._output = Path(name)
-        _forks.set_forkserver_preload(list(PRELOADED))
-        self._process: BaseProcess = _forks.Process(
-            target=_run,
-            args=(
-                module,
-                [str(word) for word in words],
-                name,
-                str(Path.cwd()),
-                {**os.environ, **environment},
-            ),
+        self._output = tempfile.NamedTemporaryFile("a+", prefix="rollbook-trainer-")  # noqa: SIM115
+        path = os.pathsep.join(filter(None, [str(REPOSITORY / "tests"), os.environ.get("PYTHONPATH")]))
+        self._process = Process(
+            ["python", "-P", "-m", module, *words],
+            stdout=self._output,
+            stderr=self._output,
+            env={**os.environ, "PYTHONPATH": path, **environment},
         )
-        self._process.start()
 
     @property
     def pid(self) -> int:
-        assert self._process.pid is not None
         return self._process.pid
 
     def is_alive(self) -> bool:
-        return self._process.is_alive()
+        return self._process.poll() is None
 
     @property
     def output(self) -> str:
         """What it has printed so far, on stdout and stderr."""
-        return self._output.read_text()
+        self._output.seek(0)
+        return self._output.read()
 
     def wait_for(self, pattern: str) -> None:
         """Waits until a line that begins like this is printed."""
@@ -74,22 +53,18 @@ class TrainingProcess:
             time.sleep(0.005)
 
     def send_signal(self, number: signal.Signals) -> None:
-        if self.is_alive():
-            os.kill(self.pid, number)
+        self._process.send_signal(number)
 
     def wait(self) -> int:
         """Its exit status when it has ended; minus the signal's number if one killed it."""
-        self._process.join(PATIENCE_S)
-        assert self._process.exitcode is not None, f"it does not end:\n{self.output}"
-        return self._process.exitcode
+        return self._process.wait()
 
     def __enter__(self) -> TrainingProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.join()
-        self._output.unlink()
+        self._process.__exit__()
+        self._output.close()
 
 
 def run(module: str, *words: object, **environment: str) -> str:
@@ -123,21 +98,3 @@ def run_several(count: int, module: str, *words: object, **environment: str) -> 
     finally:
         for trainer in trainers:
             trainer.__exit__()
-
-
-def _run(module: str, words: list[str], output: str, directory: str, environment: dict[str, str]) -> None:
-    file = os.open(output, os.O_WRONLY | os.O_APPEND)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    assert "torch" in sys.modules, f"no longer importable: {PRELOADED}"
-    os.chdir(directory)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.argv = [module, *words]
-    try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except Exception:  # what the interpreter does at the end of a program, and a fork does not
-        sys.excepthook(*sys.exc_info())
-        sys.exit(1)
-    finally:
-        atexit._run_exitfuncs()

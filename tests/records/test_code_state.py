@@ -198,6 +198,20 @@ def test_a_touched_file_is_not_a_change(repo: Path) -> None:
     assert "diff --git" not in state.text
 
 
+def test_a_change_in_the_second_of_the_last_git_add_is_captured(repo: Path) -> None:
+    """Of the same size, it can be seen in the content alone: git looks there if the index is no newer."""
+    git(repo, "config", "core.trustctime", "false")
+    moment = (1_700_000_000, 1_700_000_000)
+    os.utime(repo / "train.py", moment)
+    git(repo, "update-index", "--refresh")
+    os.utime(repo / ".git" / "index", moment)
+    write(repo / "train.py", (repo / "train.py").read_text().replace("line 3\n", "like 3\n"))
+    os.utime(repo / "train.py", moment)
+    assert "+like 3" in capture_code(repo).text
+    write(repo / "new.py", "x\n")  # for which git writes the index again
+    assert "+like 3" in capture_code(repo).text
+
+
 def test_untracked_files_alone_do_not_make_it_dirty(repo: Path) -> None:
     write(repo / "new.py", "x\n")
     assert capture_code(repo).dirty is False

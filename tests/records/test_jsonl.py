@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,26 @@ def test_a_line_is_one_write_on_an_append_only_descriptor(
         writer.append(b'{"a":1}')
         writer.append(big)
     assert writes == [(os.O_APPEND, b'{"a":1}\n'), (os.O_APPEND, big + b"\n")]
+
+
+def test_lines_of_one_write_are_all_there_or_none(path: Path) -> None:
+    """Also of a file whose disk is told to begin before a sync: a megabyte of it is written at once."""
+    some, big = [b'{"a":1}', b"{}"], encode({"text": "x" * 2_000_000})
+    with JsonlWriter(path, is_large=True) as writer:
+        assert writer.append_all(some) == 11
+        assert writer.append_all([]) == 11
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
+        try:
+            with pytest.raises(WriteError, match="all earlier lines are intact"):
+                writer.append_all([b'{"b":2}', big])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert path.read_bytes() == b'{"a":1}\n{}\n'
+        with pytest.raises(ValueError, match="one JSON object without a newline"):
+            writer.append_all([b"{}", b"[1]"])
+        writer.append_all([big, b'{"c":3}'])
+    assert [line.data for line in read_lines(path)] == [*some, big, b'{"c":3}']
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from helpers.token_exports import Export
+from rollbook.records import token_writers
 from rollbook.records.token_columns import ALL_COLUMNS
 from rollbook.records.token_files import export_files, plan_rewind, read_manifest
 from rollbook.records.token_places import token_source
@@ -72,6 +77,28 @@ def columns_of(sequence: TokenSequence) -> str:
     return repr(
         [(name, None if (one := sequence.get(name)) is None else one.tolist()) for name in ALL_COLUMNS]
     )
+
+
+@given(
+    runs=st.lists(
+        st.tuples(st.sampled_from([0.5, -0.25, 0.0, -0.0, 1 / 3, np.nan, np.inf]), st.integers(1, 200)),
+        min_size=1,
+        max_size=8,
+    ),
+    cuts=st.sets(st.integers(1, 1599), max_size=6),
+)
+def test_a_json_column_of_few_runs_is_what_each_value_alone_gives(
+    runs: list[tuple[float, int]], cuts: set[int]
+) -> None:
+    """Rows end inside of runs, and runs go on over rows."""
+    flat_F = np.concatenate([np.full(length, value, np.float32) for value, length in runs])
+    bounds = sorted({0, len(flat_F), *(cut for cut in cuts if cut < len(flat_F))})
+    rows = token_writers._rows_of(flat_F, bounds)
+    alone = [orjson.dumps(flat_F[start:end].tolist()) for start, end in pairwise(bounds)]
+    text = [orjson.loads(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)) for row in rows]
+    assert [np.array(row, np.float32).tobytes() for row in text] == [
+        np.array(orjson.loads(row), np.float32).tobytes() for row in alone
+    ]
 
 
 @pytest.mark.parametrize("batch", [0, 1, 2, 3])

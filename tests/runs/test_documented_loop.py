@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from helpers import preloaded
 from helpers.equal_runs import differences
 from helpers.places import REPOSITORY
 
-# Imports once; each attempt is a fork of it that runs the page's loop, and most kill themselves on the way.
+# Each attempt is a fork of it that runs the page's loop, and most kill themselves on the way.
 HARNESS = """
 import os, random, signal, sys
 from pathlib import Path
@@ -83,16 +81,8 @@ def test_killed_in_every_iteration_it_leaves_what_it_leaves_untouched(tmp_path: 
         place = tmp_path / how
         place.mkdir()
         (place / "loop.py").write_text(first[1])
-        done = subprocess.run(
-            [sys.executable, "-c", HARNESS, how, str(every)],
-            cwd=place,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout
+        done = preloaded.run("python", "-c", HARNESS, how, every, cwd=place)
+        assert done.returncode == 0, done.stdout + done.stderr
     killed, whole = (tmp_path / how / "runs" / "adder" for how in ("killed", "whole"))
     assert differences(killed, whole) == []
     assert (killed / "superseded").is_dir()
@@ -108,7 +98,6 @@ def test_the_two_runs_would_differ_if_the_random_state_were_not_restored(tmp_pat
         place = tmp_path / str(seed)
         place.mkdir()
         (place / "loop.py").write_text(short.replace("manual_seed(0)", f"manual_seed({seed})"))
-        subprocess.run(
-            [sys.executable, "-c", HARNESS, "whole", "1"], cwd=place, check=True, capture_output=True
-        )
+        done = preloaded.run("python", "-c", HARNESS, "whole", 1, cwd=place)
+        assert done.returncode == 0, done.stdout + done.stderr
     assert differences(tmp_path / "0" / "runs" / "adder", tmp_path / "1" / "runs" / "adder")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import stat
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from helpers import preloaded
 from rollbook.cli.main import main
 from rollbook.runs.divergence import DivergedError
 from rollbook.sft.preview import preview
@@ -19,11 +19,9 @@ from rollbook.sft.settings import load_settings
 from rollbook.sft.train import train
 from tiny_model import write_config
 
-ROLLBOOK = [sys.executable, "-m", "rollbook"]
-
 
 def rollbook(directory: Path, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([*ROLLBOOK, *words], cwd=directory, capture_output=True, text=True, check=False)
+    done = preloaded.run("rollbook", *words, cwd=directory)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 

@@ -106,7 +106,7 @@ def _audit_place(
     number: int,
     complete: Complete,
 ) -> None:
-    """A checkpoint stands right behind the iteration that it was saved after."""
+    """A checkpoint comes right after the iteration that it was saved after."""
     end = (record.log_lengths or {}).get(files.iterations.name)
     if end is None or end > complete.end or record.batch is None:
         return

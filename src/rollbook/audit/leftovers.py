@@ -1,4 +1,4 @@
-"""What stands beside the complete iterations: one that is being written, what a kill left, what a resume
+"""What is beside the complete iterations: one that is being written, what a kill left, what a resume
 replaced, and files that nobody knows."""
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _SUMS = ("sequences", "selected", "records", "tokens", "trained_tokens")
 
 
 class ManifestLine:
-    """One line, and where it stands."""
+    """One line, and where it is."""
 
     def __init__(self, auditor: Auditor, manifest: Path, number: int, step: ExportedStep) -> None:
         self._auditor, self._manifest, self._number, self._step = auditor, manifest, number, step

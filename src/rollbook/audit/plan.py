@@ -55,7 +55,7 @@ class RlPlan(msgspec.Struct):
 
     @property
     def keys(self) -> Ints:
-        """Of all rollouts of an iteration."""
+        """The keys of all rollouts of an iteration."""
         groups = np.repeat(np.arange(self.groups), self.group_size)
         return keys_of(groups, np.tile(np.arange(self.group_size), self.groups))
 

@@ -1,5 +1,5 @@
 """The audit of a run of rollouts, ours or of a loop recorded with `rollbook.Run`: by iterations every
-prompt, rollout, turn and token, then what stands around the iterations."""
+prompt, rollout, turn and token, then what is around the iterations."""
 
 from __future__ import annotations
 

@@ -178,7 +178,8 @@ class SftAudit:
         self._compare_tokens([report.tokens for report in reports.values()], tokens)
 
     def _reports(self) -> dict[str, _Rows]:
-        """By dataset, from the keys in a checkpoint and the stores beside the run; empty if one is gone."""
+        """What was read of each dataset, from the keys in a checkpoint and the stores beside it; empty if
+        one is gone."""
         datasets = [
             str(dataset.get("path")) for dataset in (self._reader.config.get("data") or {}).get("train", ())
         ]

@@ -107,7 +107,7 @@ class Table:
         return kept
 
     def _add_ids(self, numbers: Any, rows: list[Any]) -> None:
-        """By comprehensions, column after column: this runs for every rollout of a run."""
+        """Append ids and numbers, column after column: this runs for every rollout of a run."""
         self.lines.extend(numbers)
         self._groups.extend([row.group_idx for row in rows])
         self._trajectories.extend([row.traj_idx for row in rows])
@@ -197,14 +197,14 @@ class Transcripts(Table):
         self._check_logprobs(auditor, found.misaligned)
 
     def cuts(self, max_tokens: int) -> tuple[Bools, Bools]:
-        """Of each rollout: a reply reached `max_tokens`; there was no room for a whole reply, or another."""
+        """Which rollouts had a reply that reached `max_tokens`, and which had no room for a whole reply."""
         is_whole = self.sampled >= max_tokens
         replies = self._any_turn(self._cut_replies & is_whole)
         ended: Bools = np.array([stop == NO_ROOM for stop in self.stops], np.bool_)
         return replies, ended | self._any_turn(self._cut_replies & ~is_whole)
 
     def _any_turn(self, of_turns: Bools) -> Bools:
-        """Of each rollout: whether one of its turns is so."""
+        """Which rollouts have a turn that is marked."""
         rollout = np.repeat(np.arange(len(self)), self.turns)
         found: Bools = np.bincount(rollout, weights=of_turns, minlength=len(self)) > 0
         return found
@@ -265,7 +265,7 @@ def _metrics_of(row: SummaryLine) -> dict[str, Any]:
 
 
 def _columns_of(metrics: list[dict[str, Any]]) -> dict[str, Floats]:
-    """By name the numbers of some rollouts, NaN where there is none."""
+    """A column for each metric of some rollouts, NaN where one has no number."""
     names = set().union(*metrics)
     return {
         name: np.array(

@@ -22,7 +22,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class TurnLine(msgspec.Struct, gc=False):
-    """A turn as it stands in a transcript, as far as its tokens go."""
+    """A turn as a transcript has it, as far as its tokens go."""
 
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None

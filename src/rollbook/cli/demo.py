@@ -27,7 +27,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="of the data, the weights and the rollouts")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
 ) -> None:
-    """Fine-tune a tiny model on two ways to answer, then let rewards choose: on a CPU, in a minute or two."""
+    """Fine-tune a tiny model on two ways to answer, then let rewards choose: on a CPU, in a minute."""
     from rollbook.cli.common import print_json
     from rollbook.demo.files import write_files
     from rollbook.errors import UsageError

@@ -10,7 +10,7 @@ import typer
 from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, open_ledger, print_json
 from rollbook.errors import UsageError
 
-_Series = dict[int | None, Any]  # a value for each step; that of a whole run stands under None
+_Series = dict[int | None, Any]  # a value for each step; that of a whole run is under None
 
 
 class _Pair(NamedTuple):
@@ -87,7 +87,7 @@ def _side(ref: str, artifacts: Path) -> dict[str, Any]:
 
 
 def _collection(output: Path) -> dict[str, Any]:
-    """What its last session was to do, environment and policy first, and how it stands."""
+    """What its last session was to do, environment and policy first, and how far it got."""
     from rollbook.records.datasets import is_collection, manifest_path, read_manifest
     from rollbook.records.progress import progress_path, read_progress
 

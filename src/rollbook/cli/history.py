@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rollbook.runs.lineage import Node
 
 _SHOWN_RUNS = 20
-# What a narrow terminal leaves out first stands last. All columns but the note are shown whole or not at all.
+# What a narrow terminal leaves out first comes last. All columns but the note are shown whole or not at all.
 _PRIORITY = (
     "id", "status", "reward", "loss", "started", "rollouts", "steps", "checkpoint", "took", "kind", "git",
     "note",

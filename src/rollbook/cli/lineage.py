@@ -55,7 +55,7 @@ def lineage(
 
 
 def tree_lines(node: Node, before: str = "", below: str = "") -> Iterator[str]:
-    """A line for each thing; what it was made from stands below it."""
+    """A line for each thing; what it was made from is below it."""
     yield before + _line(node)
     for number, parent in enumerate(node.parents):
         is_last = number == len(node.parents) - 1

@@ -1,4 +1,4 @@
-"""How a collection stands, in words: one line for a log, several for a summary and `rollbook status`."""
+"""The progress of a collection in words: one line for a log, several for a summary and `rollbook status`."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def coloured(sequence: TokenSequence, shade: Shade, *, marks: bool) -> Text:
 
 
 def _pieces(sequence: TokenSequence) -> list[str]:
-    """What to show for each token: a character that several share stands at the first of them."""
+    """What to show for each token: a character that several share is shown at the first of them."""
     if sequence.text is None or sequence.text_offsets is None:
         return [f"{token_text(sequence, offset)} " for offset in range(len(sequence))]
     data = sequence.text.encode()

@@ -27,7 +27,7 @@ class _Job(ModuleType):
         log: Callable[[str], None] = print,
     ) -> Progress:
         """Collect in this process as a config says (a file or a mapping), with `key=value` words on top of
-        it; returns how it stands then. `show` is called with it every second.
+        it; returns how far it got. `show` is called with it every second.
 
         `policy` is an object of your own (`rollbook.rollouts.types.Policy`), or a class that is made without
         arguments; `environment` is a class. They take the places of those in the config.

@@ -1,7 +1,7 @@
 """A collection is a run like any other: in the history from its first request to its end.
 
 In the foreground it notes itself; under a supervisor (`--detach`, `rollbook run`), which notes it already, it
-only leaves word of where its progress stands. A collection that is refused before it begins (bad rows, other
+only leaves word of where its progress is. A collection that is refused before it begins (bad rows, other
 settings, an output that is locked) is no run.
 """
 

@@ -28,7 +28,7 @@ from rollbook.records.plain import encode, utc_now
 from rollbook.records.progress import Progress, read_progress, write_progress
 from rollbook.records.record import decode_exactly
 from rollbook.records.turns import Usage
-from rollbook.rollouts.limits import Concurrency
+from rollbook.rollouts.concurrency import Concurrency
 from rollbook.rollouts.runner import Done, GivenUp, Retry, Runner, Stop
 from rollbook.rollouts.types import RolloutFailure
 from rollbook.rollouts.usage import clamp_tokens
@@ -89,7 +89,7 @@ class Results:
         self._failures.sync()
 
     def report(self, status: str | None = None) -> Progress:
-        """Write and show how it stands. Without a status it has ended."""
+        """Write and show the progress. Without a status it has ended."""
         while self._not_durable and self._not_durable[0][0] <= self._output.durable:
             _, line, seconds = self._not_durable.popleft()
             self._tally.add(line, seconds)

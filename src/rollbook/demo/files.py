@@ -1,7 +1,7 @@
 """The files that the demo begins with: ordinary ones, to be read, changed and used again.
 
-The task is to write four letters backwards. The model is first shown both ways to answer: 40 % of its
-examples write the letters backwards and 60 % copy them. Then only the right way earns a reward, and
+The task is to write three letters backwards. The model is first shown both ways to answer: 35 % of its
+examples write the letters backwards and 65 % copy them. Then only the right way earns a reward, and
 reinforcement learning makes the model choose it.
 """
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-LENGTH = 4
-BACKWARDS_SHARE = 0.4
+LENGTH = 3
+BACKWARDS_SHARE = 0.35
 EXAMPLES = 20_000
 TASKS, HELD_OUT = 4_000, 256
 
@@ -86,13 +86,13 @@ data:
   max_length: 64
 training:
   output_dir: tiny-sft
-  max_steps: 250
-  per_device_train_batch_size: 52   # rows of 64 tokens, about 250 examples a step
-  learning_rate: 3.0e-3
-  warmup_steps: 20
+  max_steps: 400
+  per_device_train_batch_size: 10   # rows of 64 tokens, about 60 examples a step
+  learning_rate: 5.0e-3
+  warmup_steps: 10
   adam_beta2: 0.95
-  logging_steps: 50
-  save_steps: 250
+  logging_steps: 80
+  save_steps: 400
   seed: {seed}
 """
 
@@ -108,15 +108,15 @@ environments:
 sampler: {{kind: local, max_tokens: 8, temperature: 1.0}}
 groups_per_batch: 32
 group_size: 8
-iterations: 80
-learning_rate: 3.0e-4
+iterations: 40
+learning_rate: 1.0e-3
 warmup_steps: 5
 loss: {{name: importance_sampling}}
 advantage: mean
 evals:
-  - {{name: test, environment: backwards, tasks: {held_out}, every: 20, samples: 1, temperature: 1.0}}
-save_every: 40
-samples_every: 20
+  - {{name: test, environment: backwards, tasks: {held_out}, every: 10, samples: 1, temperature: 1.0}}
+save_every: 20
+samples_every: 10
 num_groups_to_log: 4
 """
 

@@ -35,7 +35,7 @@ class AgentKind(Protocol):
     def describe(self, env: Mapping[str, Any], policy: Any, *, max_turns: int) -> dict[str, Any]: ...
 
 
-# By the env's name, or what stands before its colon. Others are environments that are played here.
+# By the env's name, or what is before its colon. Others are environments that are played here.
 AGENTS: dict[str, str | AgentKind] = {
     "gym": "rollbook.envs.gym_bridge",
     "verifiers": "rollbook.envs.verifiers_bridge",

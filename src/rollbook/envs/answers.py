@@ -17,7 +17,7 @@ from typing import Any
 _CURRENCIES = "$¢£¤¥" + "".join(map(chr, range(0x20A0, 0x20D0)))  # those, and Unicode's block of them
 _ADORNMENTS = dict.fromkeys(map(ord, "," + _CURRENCIES))  # not part of a number's value
 _EXPONENT = r"(?:[eE][-+]?\d{1,6}(?!\w))?"
-# A sign belongs to the number unless something stands before it: "10-5" ends in 5, "x = -5" in -5.
+# A sign belongs to the number unless something comes before it: "10-5" ends in 5, "x = -5" in -5.
 _NUMBER = re.compile(
     rf"(?:(?<![\w).])[-+][{_CURRENCIES}]?)?"
     r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w).])\.\d+)" + _EXPONENT,
@@ -42,7 +42,7 @@ def last_number(text: str) -> str | None:
     """The last number a text names, without thousands separators; a fraction such as 3/4 is one."""
     text = text.replace("\N{MINUS SIGN}", "-")
     end = max(map(text.rfind, _DIGITS)) + 1
-    # What stands before the last run of such characters cannot belong to the last number.
+    # What comes before the last run of such characters cannot belong to the last number.
     start = len(text[:end].rstrip(_IN_A_NUMBER))
     matches = deque(_NUMBER.finditer(text, start), maxlen=2)
     if not matches:
@@ -72,7 +72,7 @@ def same_number(given: str, expected: str, tolerance: float = 0.0) -> bool:
 
 
 def as_number(value: Any, where: str) -> str:
-    """An expected answer as a number, or an error that names where it stands."""
+    """An expected answer as a number, or an error that names where it is."""
     text = str(value).rpartition(_SOLUTION_END)[2].replace("\N{MINUS SIGN}", "-").strip()
     number = _ONE_NUMBER.fullmatch(text)
     if isinstance(value, bool) or number is None:

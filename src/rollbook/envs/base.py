@@ -97,7 +97,7 @@ def single_turn(grader: Grader) -> type[SingleTurn]:
 
 
 def as_feedback(grade: Grade, grader: Grader) -> Feedback:
-    """What a grader returned; something else is a failure that says where the grader stands."""
+    """What a grader returned; something else is a failure that names the grader's function and file."""
     if isinstance(grade, Feedback):
         return grade
     fields = grade if isinstance(grade, Mapping) else {"reward": grade}

@@ -3,7 +3,7 @@
 A call that failed is a failure of the kind `judge`, and so is a reply without a verdict: a judge that did not
 say whether the answer is right has not found it wrong.
 
-An answer may be written to win over its judge. It stands between two lines that nobody can know beforehand,
+An answer may be written to win over its judge. It is put between two lines that nobody can know beforehand,
 and the judge is told that everything between them is data.
 """
 

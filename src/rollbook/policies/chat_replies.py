@@ -100,7 +100,7 @@ class ResponseTemplate:
         parsed = self._tokenizer.parse_response(text, spec, prefix=prefix, tools=cast_by)
         content = _joined(parsed.get("content", ""))
         if any(mark in content for mark in self._call_marks):
-            raise BrokenCall("a mark of a call stands alone")
+            raise BrokenCall("a mark of a call is there alone")
         calls = [_call(call, call_id(turn, number)) for number, call in enumerate(_calls(parsed))]
         if self.is_ours and "</think>" in prefix + text:
             content = content.lstrip()  # templates put empty lines behind a thought

@@ -35,7 +35,7 @@ class TemplateError(RollbookError):
 
 
 class Protected(NamedTuple):
-    """A conversation as the template gets it; `cut` stands inside text that looks like a control token."""
+    """A conversation as the template gets it; `cut` is put inside text that looks like a control token."""
 
     messages: list[Message]
     tools: list[dict[str, Any]]
@@ -227,7 +227,7 @@ def read_object(text: str) -> dict[str, Any] | None:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """The longest of the texts that stands somewhere; a single character can neither be cut nor missed."""
+    """The longest of the texts that occurs; a single character can neither be cut nor missed."""
     known: Sequence[str] = sorted({text for text in texts if len(text) > 1}, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, known)) if known else r"(?!)")
 

@@ -106,7 +106,7 @@ class Endpoint:
 
     def _redirected(self, address: URL, status: int, location: str) -> URL:
         try:
-            # What else stands in a URL (a password, a query) is nothing that a message should repeat.
+            # What else is in a URL (a password, a query) is nothing that a message should repeat.
             target = address.join(URL(location)).with_user(None)
             shown = str(target.with_query(None).with_fragment(None))
             is_elsewhere = target.origin() != self._address.origin()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection
 from typing import Any
@@ -44,7 +45,7 @@ def check_expression(text: str) -> None:
 
 def parsed(sql: str) -> tuple[str, Any]:
     """The one statement of a query, which must only read, and what it is made of."""
-    with duckdb.connect() as connection:
+    with _parser().cursor() as connection:
         try:
             statements = connection.extract_statements(sql)
         except duckdb.Error as error:
@@ -63,6 +64,12 @@ def parsed(sql: str) -> tuple[str, Any]:
             "(PIVOT needs the values: ON x IN (...)); write results with -o FILE"
         )
     return statement.query, tree
+
+
+@functools.cache
+def _parser() -> duckdb.DuckDBPyConnection:
+    """A database for parsing alone, without threads: making one takes longer than most queries."""
+    return duckdb.connect(config={"threads": 1})
 
 
 def may_name(node: Any, columns: Collection[str]) -> bool:

@@ -34,7 +34,7 @@ _TASK = """
 task_id VARCHAR its own id, else a digest of what it shows; <id>~<8 hex> where several tasks have one id
 task_digest VARCHAR of what the policy is shown: messages and tools
 """
-_FILE = "file VARCHAR where the record stands\n"
+_FILE = "file VARCHAR that the record is in\n"
 
 MEANINGS = {
     "runs": "a run or a collection",

@@ -67,6 +67,24 @@ def replacing(
         fsync_directory(target.parent)
 
 
+class Writeback:
+    """Has the disk begin with what is appended to a large file, and does not wait for it.
+
+    An fsync that comes later finds little left to do.
+    """
+
+    def __init__(self, descriptor: int, begun: int = 0) -> None:
+        self._descriptor, self._begun = descriptor, begun
+
+    def up_to(self, end: int) -> None:
+        """The file was written up to `end`."""
+        if end - self._begun >= _BUFFER and hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):  # what cannot be written is said by the fsync
+                # Linux begins to write what is said to be needed no more.
+                os.posix_fadvise(self._descriptor, self._begun, end - self._begun, os.POSIX_FADV_DONTNEED)
+            self._begun = end
+
+
 def copy_whole(source: Path, path: Path) -> None:
     """Replace a file by a copy of another."""
     with source.open("rb") as original, replacing(path) as file:

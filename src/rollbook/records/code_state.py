@@ -26,6 +26,7 @@ from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 from typing import BinaryIO
 
 from rollbook.records.atomic import write_atomic
+from rollbook.records.datasets import beside_output
 from rollbook.records.layout import INDEX_YAML
 from rollbook.records.redact import redact_text
 from rollbook.records.redact_configs import is_config, redact_patch
@@ -49,7 +50,9 @@ _SECRETS = """
     client_secret*.json token token.* *_token *token.txt *_key.txt *api_key* *apikey.txt *password.txt
     *passwords.txt .authinfo.* .my.cnf .s3cfg .boto .dockercfg .vault-token auth.json *.kubeconfig
 """
-_OF_COLLECTION = re.compile(r"(_failures|_tasks)?\.jsonl$|_(manifest|progress)\.json$")
+_OF_COLLECTION = re.compile(
+    r"((_failures|_tasks)?\.jsonl|(_failures|_tasks)\.ndjson)$|_(manifest|progress)\.json$"
+)
 _SOURCE_FILE, _SECRET_FILE = (
     re.compile("|".join(translate(pattern) for pattern in patterns.split()))
     for patterns in (_SOURCES, _SECRETS)
@@ -176,7 +179,8 @@ def _output_of(root: Path, name: str) -> str | None:
     for parent in Path(name).parents[:-1]:
         if _is_output(root / parent):
             return f"{parent}/"
-    stem = _OF_COLLECTION.sub("", name)
+    beside = beside_output(Path(name))
+    stem = _OF_COLLECTION.sub("", name if beside is None else str(beside.output))
     return f"{stem}*" if stem != name and (root / f"{stem}_manifest.json").exists() else None
 
 
@@ -287,7 +291,8 @@ class _Git:
             copy = Path(directory)
             (copy / "objects").mkdir()
             if index.exists():
-                shutil.copyfile(index, copy / "index")
+                # With its time, by which git knows the files that may have changed since without a trace.
+                shutil.copy2(index, copy / "index")
             self._environment = {
                 "GIT_INDEX_FILE": str(copy / "index"),
                 "GIT_OBJECT_DIRECTORY": str(copy / "objects"),

@@ -184,7 +184,7 @@ def _shown(row: Row) -> tuple[list[dict[str, Any]], Sequence[Any]] | None:
     try:
         said = _said(messages or [], instructions)
         return (said, tools if isinstance(tools, list) else []) if said else None
-    except (TypeError, KeyError, AttributeError, ValueError):  # what stands there is no conversation
+    except (TypeError, KeyError, AttributeError, ValueError):  # it is no conversation
         return None
 
 

@@ -1,8 +1,9 @@
 """Append-only files of lines that are never torn and never lost once acknowledged.
 
-The promise: one `write(2)` a line on an `O_APPEND` descriptor under an exclusive lock; a line counts as
-acknowledged when `wait` (or an `EVERY_LINE` append) returns, and then it is on the disk. Reopening cuts an
-unterminated last line, the only damage a killed writer can leave, and forgives nothing else: any other
+The promise: one `write(2)` a line, or for a few whole ones, on an `O_APPEND` descriptor under an exclusive
+lock; a line counts as acknowledged when `wait` (or an `EVERY_LINE` append) returns, and then it is on the
+disk. Reopening cuts an unterminated last line, the only damage a killed writer can leave, and forgives
+nothing else: any other
 malformed line is an error that names file and line. Lines end at `\\n` and nowhere else, so U+2028 and
 friends are data. This module knows lines; what is in them is the business of the modules above.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -20,7 +21,7 @@ from typing import NamedTuple, NoReturn
 import orjson
 
 from rollbook.errors import BadLineError, WriteError
-from rollbook.records.atomic import fsync_directory, make_directory
+from rollbook.records.atomic import Writeback, fsync_directory, make_directory
 from rollbook.records.line_secrets import LineSecrets
 from rollbook.records.locks import FileLock
 
@@ -48,7 +49,7 @@ def every_ms(interval: int) -> SyncPolicy:
 
 
 class Line(NamedTuple):
-    """One complete line: its bytes without the newline, and where it stands."""
+    """One complete line: its bytes without the newline, and where it is."""
 
     data: bytes
     number: int
@@ -67,10 +68,12 @@ class JsonlWriter:
         check: bool = True,
         lock: FileLock | None = None,
         follow_links: bool = False,
+        is_large: bool = False,
     ) -> None:
         """Open for appending, repairing the tail; `check=False` skips reading the lines already there.
 
         `lock` is that of this file, where the caller holds it already; it stays the caller's to release.
+        `is_large`: the disk begins with what is appended before it is synced.
         `follow_links`: a user named this path, so it may be a symlink; any other that is one is refused.
         """
         self.path = Path(path)
@@ -85,6 +88,7 @@ class JsonlWriter:
             undo.callback(os.close, self._descriptor)
             self._end = repair(self.path, self._descriptor, check=check)
             undo.pop_all()
+        self._writeback = Writeback(self._descriptor, self._end) if is_large else None
         self._secrets = LineSecrets()
         self._pid = os.getpid()
         self._settled = True  # False while a write is under way, and after one that an exception cut short
@@ -110,14 +114,21 @@ class JsonlWriter:
 
     def append(self, data: bytes) -> int:
         """Write one line; returns the offset of its end, to be given to `wait`."""
-        if b"\n" in data or not (data.startswith(b"{") and data.endswith(b"}")):
-            raise ValueError(f"{self.path}: a line must be one JSON object without a newline in it")
-        line = self._secrets.cleaned_json(data) + b"\n"
+        return self.append_all([data])
+
+    def append_all(self, lines: Sequence[bytes]) -> int:
+        """Write lines in one go: all of them or, after an error, none. Returns the offset of their end."""
+        for data in lines:
+            if b"\n" in data or not (data.startswith(b"{") and data.endswith(b"}")):
+                raise ValueError(f"{self.path}: a line must be one JSON object without a newline in it")
+        block = b"\n".join([*map(self._secrets.cleaned_json, lines), b""])
         self._refuse_in_a_fork()
         with self._append_guard:
             self._refuse_if_unusable()
-            self._write_whole(line)
+            self._write_whole(block)
             end = self._end
+            if self._writeback is not None:
+                self._writeback.up_to(end)
         if self.policy.every_line:
             self.wait(end)
         elif self.policy.interval_ms is not None and not self._dirty.is_set():

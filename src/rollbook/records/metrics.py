@@ -71,7 +71,7 @@ def encode_metrics(metrics: Mapping[str, Any], step: int, total_iterations: int 
 def normalize(row: Row) -> Row:
     """Another system's row under the documented names.
 
-    `step` is present, aliases are renamed, `time/x:total` stands also as `time/x`.
+    `step` is present, aliases are renamed, `time/x:total` is there as `time/x`.
     """
     step = step_of(row)
     plain: Row = {} if step is None else {"step": step}

@@ -1,7 +1,7 @@
 """Rows in blocks, without a loop over lines: where lines begin and end, and what is in them.
 
-A decoder takes any white space between objects and within them. Where every newline stands between `}` and
-`{` it stands between two objects, for within one there would be a comma; and as many objects as lines are
+A decoder takes any white space between objects and within them. Where every newline is between `}` and
+`{` it is between two objects, for within one there would be a comma; and as many objects as lines are
 then one per line. Nor does the decoder look into text that it skips, so the encoding is checked beside it.
 """
 

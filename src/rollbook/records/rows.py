@@ -171,7 +171,7 @@ def check_is_whole(path: Path) -> None:
 
 
 def _lines(path: Path, file: _Bounded) -> Iterator[bytes]:
-    """Lines without their newlines; what stands after the last newline is a line too."""
+    """Lines without their newlines; what follows the last newline is a line too."""
     number, parts = 0, []
     with file:
         try:

@@ -5,7 +5,7 @@
     token_exports/rank_0_000010.parquet the same as Parquet: the part that begins with iteration 10
     token_exports/rank_0_000010.arrows  the part that is still open, an Arrow stream
 
-A file is read up to the `end` of the manifest's last line about it. What stands behind that is being written
+A file is read up to the `end` of the manifest's last line about it. What follows is being written
 now, or was when the writer was killed; a resume cuts it off.
 """
 

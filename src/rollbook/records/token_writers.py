@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -16,7 +17,7 @@ import numpy as np
 import orjson
 
 from rollbook.errors import WriteError
-from rollbook.records.atomic import fsync_directory, make_directory, replacing
+from rollbook.records.atomic import Writeback, fsync_directory, make_directory, replacing
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.locks import FileLock
 from rollbook.records.record import NONFINITE
@@ -27,6 +28,10 @@ from rollbook.records.token_settings import TokenExportSettings
 Array = np.ndarray[Any, Any]
 # A row group of Parquet ends with the first of the two: its columns are in memory until it is written.
 _ROWS_OF_A_GROUP, _BYTES_OF_A_GROUP = 512, 64 << 20
+
+# Bytes of JSON lines that are put together for one write. More of them cost more: fresh memory is slow.
+_WRITTEN_AT_ONCE = 1 << 16
+_LENGTH_OF_A_RUN = 32  # tokens on average, from which on a JSON column is made of runs
 
 
 class TokenRecords(NamedTuple):
@@ -86,7 +91,7 @@ def open_token_writer(files: ExportFiles, settings: TokenExportSettings, rank: i
 class JsonWriter:
     def __init__(self, files: ExportFiles, settings: TokenExportSettings, rank: int) -> None:
         self._settings = settings
-        self._lines = JsonlWriter(files.lines_of(rank), check=False)
+        self._lines = JsonlWriter(files.lines_of(rank), check=False, is_large=True)
         self.file: str | None = self._lines.path.name
         self._kept = self._lines.position
 
@@ -98,13 +103,19 @@ class JsonWriter:
         columns = self._columns(records)
         nonfinite = _nonfinite(columns, records.trained_F)
         bounds = records.bound_R.tolist()
-        for number, head in enumerate(records.heads):
-            start, end = bounds[number], bounds[number + 1]
-            line = head | {"text": records.texts[number], "text_offsets": records.text_offset_F[start:end]}
-            line |= {name: None if flat is None else flat[start:end] for name, flat in columns.items()}
-            if nonfinite and (found := _within(nonfinite, start, end)):
+        rows = zip(*(_rows_of(flat, bounds) for flat in columns.values()), strict=True)
+        lines: list[bytes] = []
+        size = 0
+        for number, (head, text, row) in enumerate(zip(records.heads, records.texts, rows, strict=True)):
+            line = head | {"text": text} | dict(zip(columns, row, strict=True))
+            if nonfinite and (found := _within(nonfinite, bounds[number], bounds[number + 1])):
                 line[NONFINITE] = found
-            self._lines.append(orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY))
+            lines.append(orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY))
+            size += len(lines[-1])
+            if size >= _WRITTEN_AT_ONCE:
+                self._lines.append_all(lines)
+                lines, size = [], 0
+        self._lines.append_all(lines)
 
     def _columns(self, records: TokenRecords) -> dict[str, Array | None]:
         """Every column of the lines, in their order."""
@@ -117,7 +128,8 @@ class JsonWriter:
             given["position_ids"] = (np.arange(len(starts_F)) - starts_F).astype(np.int32)
         if any(map(exports, DERIVED)):
             given |= derived(given.get("inference_logprobs"), given.get("trainer_logprobs"))
-        return {name: given[name] for name in EXPORTED if name in given and exports(name)}
+        found = {name: given[name] for name in EXPORTED if name in given and exports(name)}
+        return {"text_offsets": records.text_offset_F} | found
 
     def sync(self) -> None:
         self._lines.sync()
@@ -135,13 +147,42 @@ class JsonWriter:
         self._lines.close()
 
 
+def _rows_of(flat_F: Array | None, bounds: list[int]) -> list[Any]:
+    """A column cut into rows, for orjson. One that repeats itself (a reward, an advantage) is made of runs of
+    the same value, for a number costs more to write than to copy."""
+    if flat_F is None:
+        return [None] * (len(bounds) - 1)
+    if flat_F.dtype == np.float32:
+        bits_F = flat_F.view(np.int32)
+        begin_S = np.flatnonzero(bits_F[1:] != bits_F[:-1]) + 1
+        if len(begin_S) * _LENGTH_OF_A_RUN < len(flat_F):
+            return _rows_of_runs(flat_F, sorted({*begin_S.tolist(), *bounds}), bounds)
+    return [flat_F[start:end] for start, end in pairwise(bounds)]
+
+
+def _rows_of_runs(flat_F: Array, edges: list[int], bounds: list[int]) -> list[orjson.Fragment]:
+    """The rows as JSON; every value between two edges is the same."""
+    runs: list[bytes] = []
+    rows = []
+    row = 1
+    for (start, end), value in zip(pairwise(edges), flat_F[edges[:-1]], strict=True):
+        runs.append((orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY) + b",") * (end - start))
+        if end == bounds[row]:
+            rows.append(orjson.Fragment(b"[" + b"".join(runs)[:-1] + b"]"))
+            row += 1
+            runs = []
+    return rows
+
+
 def _nonfinite(columns: Mapping[str, Array | None], trained_F: Array) -> dict[str, Array]:
     """The places of trained tokens whose value is not finite, by column."""
     found = {}
+    trained = np.count_nonzero(trained_F)
     for name, flat in columns.items():
         if flat is not None and flat.dtype.kind == "f":
-            place_K = np.flatnonzero(trained_F & ~np.isfinite(flat))
-            if len(place_K):
+            finite_F = np.isfinite(flat) & trained_F
+            if np.count_nonzero(finite_F) < trained:
+                place_K = np.flatnonzero(trained_F & ~finite_F)
                 found[name] = np.stack([place_K, flat[place_K].astype(np.float64)], axis=1)
     return found
 
@@ -163,6 +204,7 @@ class ParquetWriter:
         self._files, self._settings, self._rank = files, settings, rank
         self._stream: Any = None
         self._sink: Any = None
+        self._writeback: Any = None  # of the stream
         self._part: Path | None = None  # the final name of the open part
         self._end = self._kept = 0  # of its stream: what is synced, and what the manifest has
         make_directory(files.directory)
@@ -188,8 +230,10 @@ class ParquetWriter:
                 self._part = self._files.part_of(self._rank, iteration)
                 self._sink = self._part.with_suffix(STREAM).open("wb")
                 fsync_directory(self._files.directory)
+                self._writeback = Writeback(self._sink.fileno())
                 self._stream = pa.ipc.new_stream(self._sink, batch.schema)
             self._stream.write_batch(batch)
+            self._writeback.up_to(self._sink.tell())
         except OSError as error:
             raise WriteError(f"{self._part}: not written: {error.strerror or error}") from error
 
@@ -267,7 +311,11 @@ def to_parquet(stream: Path) -> Path:
                 compression="zstd",
                 compression_level=1,
                 use_dictionary=[n for n in reader.schema.names if n not in (*_FLOATS, *plain)],
-                column_encoding={f"{name}.list.element": "DELTA_BINARY_PACKED" for name in plain},
+                column_encoding={
+                    f"{name}.list.element": "DELTA_BINARY_PACKED" if name in plain else "BYTE_STREAM_SPLIT"
+                    for name in reader.schema.names
+                    if name in (*_FLOATS, *plain)
+                },
                 write_statistics=["iteration"],  # lets a reader skip groups
             ) as writer,
         ):

@@ -181,5 +181,5 @@ def _sampled_tokens(episode: Episode) -> tuple[int, ...]:
 
 
 def _probability(episode: Episode) -> float:
-    """Of its sampled tokens, given what the environment said."""
+    """How likely the sampled tokens of an episode were, given what the environment said."""
     return math.exp(min(0.0, sum(sum(turn.logprobs or ()) for turn in episode.turns)))

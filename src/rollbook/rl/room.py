@@ -45,7 +45,7 @@ class Need(NamedTuple):
 
     @property
     def said(self) -> int:
-        """By the environment in a turn."""
+        """How many tokens the environment says in a turn."""
         return min(max(self.reply, _LEAST_SAID), _MOST_SAID)
 
     @property
@@ -65,7 +65,7 @@ class Need(NamedTuple):
 
 
 class _Memory:
-    """Of the sampler's keys and values, beside what the first step of training will take."""
+    """How much memory is left for the sampler's keys and values beside the first step of training."""
 
     def __init__(self, trainer: Trainer) -> None:
         base = trainer.model.base
@@ -129,7 +129,8 @@ def refuse_too_many_slots(settings: RlSettings, trainer: Trainer) -> None:
 
 
 def _need(pool: TaskPool, chat_format: ChatFormat, player: Player) -> Need:
-    """Of the tasks of a pool. Its environment opens the longest, for it may have rules and tools to add.
+    """How many tokens the tasks of a pool need. Its environment opens the longest one, for it may have rules
+    and tools to add.
 
     That leaves no trace in random numbers: a run that begins with these settings does without it.
     """
@@ -145,7 +146,7 @@ def _need(pool: TaskPool, chat_format: ChatFormat, player: Player) -> Need:
 
 
 def _tokens(chat_format: ChatFormat, messages: Sequence[Any], tools: Sequence[Any]) -> int:
-    """Of a prompt; 0 for one that the chat template cannot render, as its rollouts will say."""
+    """The length of a prompt; 0 for one that the chat template cannot render, as its rollouts will say."""
     try:
         return len(chat_format.prompt(messages, tools))
     except TemplateError:

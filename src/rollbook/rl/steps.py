@@ -217,7 +217,7 @@ def _row(example: Example) -> TrainRow:
 
 
 def _digested(example: Example) -> ExampleDigest:
-    """Of every value that training was given. All NaN count as the same."""
+    """Digests of every value that training was given. All NaN count as the same."""
     digest = xxhash.xxh3_64(example.token_T.data)
     digest.update(example.trained_T.data)
     for name, column_T in sorted(example.columns_T.items()):

@@ -17,7 +17,7 @@ from rollbook.errors import RollbookError, UsageError
 from rollbook.rollouts.failures import error_with_place
 from rollbook.rollouts.project_files import project_files
 
-# In the name of a file: before it stands where its config is, after it what the config says.
+# In the name of a file: before it comes where its config is, after it what the config says.
 _BESIDE = "/./"
 
 

@@ -15,7 +15,6 @@ not know.
 from __future__ import annotations
 
 import inspect
-from itertools import pairwise
 from typing import Any, Protocol, cast
 
 import torch
@@ -103,11 +102,14 @@ def attention(
         window = (-1 if sliding_window is None else sliding_window - 1, 0)
         parts = (part[0].transpose(0, 1) for part in (query, key, value))
         return _varlen(*parts, boundaries, longest, scaling, window)[None], None
-    outputs = []
-    for start, end in pairwise(boundaries.tolist()):
-        if start < end:
-            query_, key_, value_ = (part[:, :, start:end] for part in (query, key, value))
-            outputs.append(_causal(query_, key_, value_, scaling, sliding_window, softcap, dropout))
+    # Cut by `split`, whose gradient is one concatenation; that of a slice is as long as the whole row.
+    lengths = boundaries.diff().tolist()
+    sequences = zip(*(torch.split(part, lengths, dim=2) for part in (query, key, value)), strict=True)
+    outputs = [
+        _causal(query_, key_, value_, scaling, sliding_window, softcap, dropout)
+        for query_, key_, value_ in sequences
+        if query_.shape[2]
+    ]
     return torch.cat(outputs, dim=2).transpose(1, 2), None
 
 

@@ -97,7 +97,7 @@ class Optimizer:
         return value
 
     def gradient_norm(self) -> Tensor:
-        """Of all gradients together."""
+        """The norm of all gradients together."""
         gradients = [copy.grad for copy in self._copies if copy.grad is not None]
         return whole(torch.nn.utils.get_total_norm(gradients))
 

@@ -134,6 +134,6 @@ def _without_weights(model: Model) -> bytes:
 
 
 def _rebuilt(modules: bytes) -> Model:
-    """Of this job's first process, and of nobody else: it never comes from a file."""
+    """The model again. The bytes come from this job's first process and never from a file."""
     model: Model = pickle.loads(modules)
     return model

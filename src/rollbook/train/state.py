@@ -150,7 +150,7 @@ def read_extra(directory: Path) -> dict[str, Any]:
 
 
 def _restore_random_state(directory: Path, model: Model, processes: Processes) -> None:
-    """Of each process its own; where another number of them saved it, new ones that follow from the first."""
+    """Each process gets its own again; if another number of processes saved, new ones made from the first."""
     saved = sorted(directory.glob("random_state*.json"))
     if not saved:
         raise BadFileError(directory, "has no random_state.json, so it cannot be resumed")

@@ -6,7 +6,6 @@ border between two packed sequences, and what was not trained has no value.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -61,34 +60,31 @@ def columns_of(
     batch: Batch, chosen: Sequence[int], rows: Mapping[str, int], values_QN: Tensor
 ) -> TokenColumns:
     """What the trainer saw of the chosen examples; `rows` names the rows of `values_QN`."""
-    lengths_R = np.array([batch.lengths[place] for place in chosen], np.int64)
-    bound_R = np.concatenate([[0], np.cumsum(lengths_R)])
+    bound_R = np.cumsum([0, *(batch.lengths[place] for place in chosen)])
     example_N, offset_N = batch.example_N.numpy(), batch.offset_N.numpy()
     begin_E = np.full(len(batch.lengths), -1, np.int64)  # of each example in the flat arrays
     begin_E[chosen] = bound_R[:-1]
-    is_chosen_N = begin_E[example_N] >= 0
-    flat_N = (begin_E[example_N] + offset_N)[is_chosen_N]
+    flat_N = begin_E[example_N] + offset_N
+    own: Any = slice(None)  # which trained tokens are of the chosen examples
+    if len(chosen) < len(batch.lengths):
+        own = begin_E[example_N] >= 0
+        flat_N = flat_N[own]
 
-    def placed(value_N: Array | None) -> Array | None:
+    def placed(value_N: Tensor | None) -> Array | None:
         if value_N is None:
             return None
         value_F = np.full(bound_R[-1], np.nan, np.float32)
-        value_F[flat_N] = value_N[is_chosen_N]
+        value_F[flat_N] = value_N.numpy()[own]
         return value_F
 
-    def column(name: str) -> Array | None:
-        found = batch.columns_N.get(name)
-        return None if found is None else found.numpy()
-
-    def row(name: str) -> Array | None:
+    def row(name: str) -> Tensor | None:
         number = rows.get(name)
-        return None if number is None else values_QN[number].numpy()
+        return None if number is None else values_QN[number]
 
-    floats_F = {name: placed(column(source)) for name, source in _OF_BATCH.items()}
+    given = batch.columns_N
+    floats_F = {name: placed(given.get(source)) for name, source in _OF_BATCH.items()}
     floats_F |= {name: placed(row(name)) for name in ("trainer_logprobs", "entropy", "importance_ratio")}
-    floats_F |= {
-        name: placed(column(source)) for name, source in _SOMETIMES.items() if source in batch.columns_N
-    }
+    floats_F |= {name: placed(given[source]) for name, source in _SOMETIMES.items() if source in given}
     trained_F = np.zeros(bound_R[-1], np.bool_)
     trained_F[flat_N] = True
     return TokenColumns(
@@ -110,19 +106,19 @@ def records_of(
 ) -> TokenRecords:
     """The records of the chosen examples; `first` is the running number of the first one."""
     columns = columns_of(seen.batch, seen.chosen, seen.rows, seen.values_QN)
-    bound_R = columns.bound_R
-    heads, texts, offsets = [], [], []
-    turns = _turns(seen.batch)
-    for number, place in enumerate(seen.chosen):
-        heads.append(_head(seen, identity, rank, first + number, place, notes, turns))
-        made = text.of(columns.token_F[bound_R[number] : bound_R[number + 1]])
-        texts.append(made.text)
-        offsets.append(made.offset_T)
-    return TokenRecords(heads, texts, text_offset_F=np.concatenate(offsets), **columns._asdict())
+    shared, turns = _shared_keys(seen, identity, rank), _turns(seen.batch)
+    heads = [
+        shared
+        | {"micro_sequence_idx": place, "export_sequence_idx": first + number}
+        | _keys_of(seen.batch.keys[place], notes, None if turns is None else turns[place])
+        for number, place in enumerate(seen.chosen)
+    ]
+    made = text.of(columns.token_F, columns.bound_R)
+    return TokenRecords(heads, made.texts, text_offset_F=made.offset_F, **columns._asdict())
 
 
 def _tokens(batch: Batch, chosen: Sequence[int]) -> Array:
-    flat = batch.forward.input_ids.flatten().numpy()
+    flat = batch.forward.input_ids.numpy().reshape(-1)
     starts = batch.starts
     return np.concatenate(
         [flat[starts[place] : starts[place] + batch.lengths[place]] for place in chosen]
@@ -140,64 +136,73 @@ def _masks(reason_F: Array | None) -> dict[str, Array | None]:
     }
 
 
-def _head(
-    seen: SeenBatch,
-    identity: RunIdentity,
-    rank: int,
-    number: int,
-    place: int,
-    notes: Mapping[int, Noted],
-    turns: Mapping[int, list[dict[str, Any]]] | None,
-) -> dict[str, Any]:
-    key = seen.batch.keys[place]
-    row = key if isinstance(key, RowKey) else None
-    key = key if isinstance(key, ExampleKey) else None
-    noted = notes.get(key.group) if key is not None else None
-    own_turns = None if turns is None else turns.get(place, [])
+def _shared_keys(seen: SeenBatch, identity: RunIdentity, rank: int) -> dict[str, Any]:
+    """The keys that every record of a micro-batch has in common."""
     return {
         "schema_version": SCHEMA_VERSION,
         "run_id": identity.run_id,
         "attempt": identity.attempt,
-        "split": key.split if key is not None else identity.split,
+        "split": identity.split,
         "iteration": seen.iteration,
         "step": seen.iteration,
         "optim_step": seen.step,
         "rank": rank,
         "micro_step": seen.micro_step,
-        "micro_sequence_idx": place,
-        "export_sequence_idx": number,
-        "group_idx": key.group if key is not None else None,
-        "traj_idx": key.trajectory if key is not None else None,
-        "part": key.part if key is not None else None,
-        "data_file": row.file if row is not None else None,
-        "data_row": row.row if row is not None else None,
-        "task_id": noted.task_id if noted is not None else None,
-        "env_name": noted.env_name if noted is not None else None,
-        "policy_version": own_turns[0]["policy_version"] if own_turns else None,
-        "turns": own_turns,
     }
 
 
-def _turns(batch: Batch) -> dict[int, list[dict[str, Any]]] | None:
+def _keys_of(
+    key: ExampleKey | RowKey | None, notes: Mapping[int, Noted], turns: list[dict[str, Any]] | None
+) -> dict[str, Any]:
+    """The keys that say which rollout, or which row of the data, a record is of."""
+    row = key if isinstance(key, RowKey) else None
+    rollout = key if isinstance(key, ExampleKey) else None
+    noted = None if rollout is None else notes.get(rollout.group)
+    keys: dict[str, Any] = {} if rollout is None else {"split": rollout.split}
+    return keys | {
+        "group_idx": None if rollout is None else rollout.group,
+        "traj_idx": None if rollout is None else rollout.trajectory,
+        "part": None if rollout is None else rollout.part,
+        "data_file": None if row is None else row.file,
+        "data_row": None if row is None else row.row,
+        "task_id": None if noted is None else noted.task_id,
+        "env_name": None if noted is None else noted.env_name,
+        "policy_version": turns[0]["policy_version"] if turns else None,
+        "turns": turns,
+    }
+
+
+def _turns(batch: Batch) -> list[list[dict[str, Any]]] | None:
     """The turns of each example with the places of their trained tokens; None where there are no turns."""
-    turn_N = batch.columns_N.get("turn")
-    if turn_N is None or not len(turn_N):
+    if "turn" not in batch.columns_N or not batch.trained_tokens:
         return None
     example_N, offset_N = batch.example_N.numpy(), batch.offset_N.numpy()
-    begins_N = np.flatnonzero((np.diff(example_N) != 0) | (np.diff(turn_N.numpy()) != 0)) + 1
+    turn_N = batch.columns_N["turn"].numpy()
+    begins_N = np.flatnonzero((np.diff(example_N) != 0) | (np.diff(turn_N) != 0)) + 1
     begin_S = np.concatenate([[0], begins_N])
     last_S = np.concatenate([begins_N, [len(example_N)]]) - 1
-    version_N, temperature_N = batch.columns_N.get("version"), batch.columns_N.get("temperature")
-    found: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for begin, last in zip(begin_S.tolist(), last_S.tolist(), strict=True):
-        version = None if version_N is None else int(version_N[begin])
-        found[int(example_N[begin])].append(
+
+    def at_begin(name: str) -> list[Any]:
+        column_N = batch.columns_N.get(name)
+        return [None] * len(begin_S) if column_N is None else column_N.numpy()[begin_S].tolist()
+
+    found: list[list[dict[str, Any]]] = [[] for _ in batch.keys]
+    for example, turn, start, last, version, temperature in zip(
+        example_N[begin_S].tolist(),
+        turn_N[begin_S].tolist(),
+        offset_N[begin_S].tolist(),
+        offset_N[last_S].tolist(),
+        at_begin("version"),
+        at_begin("temperature"),
+        strict=True,
+    ):
+        found[example].append(
             {
-                "step_idx": int(turn_N[begin]),
-                "start": int(offset_N[begin]),
-                "end": int(offset_N[last]) + 1,
+                "step_idx": turn,
+                "start": start,
+                "end": last + 1,
                 "policy_version": None if version == -1 else version,
-                "temperature": None if temperature_N is None else float(temperature_N[begin]),
+                "temperature": temperature,
             }
         )
     return found

@@ -134,7 +134,7 @@ def _place(run: RecordedRun, record: IterationRecord, micro_batch: int) -> _Plac
 
 
 def _weights_before(run: RecordedRun, record: IterationRecord, optim_step: int, directory: Path) -> Trainer:
-    """A trainer that stands before one optimiser step of an iteration; the whole of it must replay."""
+    """A trainer that is just before one optimiser step of an iteration; the whole of it must replay."""
     i = record.iteration
     replayer = stand_before(run, i)
     _refuse_large(replayer.trainer)

@@ -38,7 +38,7 @@ def only_iteration(run: RecordedRun, i: int | None) -> int:
 
 
 def open_replayer(run: RecordedRun, i: int) -> Replayer:
-    """A replayer that stands before iteration i, or on the way to it."""
+    """A replayer that is just before iteration i, or on the way to it."""
     origin = origin_of(run, i)
     try:
         return Replayer(run, origin)

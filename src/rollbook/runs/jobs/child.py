@@ -1,4 +1,4 @@
-"""One child in a session of its own, its output stream, and the guardian that stands by.
+"""One child in a session of its own, its output stream, and the guardian that watches it.
 
 The child dies with the supervisor: on Linux the kernel sends it SIGTERM when the supervisor is gone, however
 it went, and the guardian sees to everything the child has started. If the terminal is one, the child writes

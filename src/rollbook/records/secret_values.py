@@ -99,6 +99,12 @@ def for_children() -> dict[str, str]:
     return {CHILDREN_VARIABLE: json.dumps(known)} if known else {}
 
 
+def keep_inherited() -> None:
+    """Remember what the parent handed over, and hand it no further to commands of the user's."""
+    _remembered.update(_inherited(os.environ))
+    os.environ.pop(CHILDREN_VARIABLE, None)
+
+
 def _inherited(environment: Mapping[str, str]) -> list[str]:
     try:
         found = json.loads(environment.get(CHILDREN_VARIABLE, "[]"))

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import rollbook
-from rollbook.records.secret_values import for_children
+from rollbook.records.secret_values import for_children, keep_inherited
 
 _PATH = "PYTHONPATH"
 _PREPENDED = "ROLLBOOK_PREPENDED_PATH"
@@ -41,6 +41,7 @@ def python_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def forget_own_path() -> None:
     """Undo `python_environment` here: a command of the user's may belong to another installation."""
+    keep_inherited()
     own = os.environ.pop(_PREPENDED, None)
     if own is None:
         return

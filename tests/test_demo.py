@@ -60,8 +60,8 @@ def test_the_tiny_model_learns(summary: dict[str, Any]) -> None:
     """On tasks that were held out of training, before the first step and after the last one."""
     assert summary["before"] < 0.5
     assert summary["after"] > 0.9
-    assert list(summary["held_out_by_iteration"]) == [0, 10, 20, 30, 40]
-    assert summary["rollouts"] == 40 * 32 * 8 and summary["failed"] == 0
+    assert list(summary["held_out_by_iteration"]) == [0, 15, 30, 45, 60]
+    assert summary["rollouts"] == 60 * 32 * 8 and summary["failed"] == 0
 
 
 def test_it_ends_without_an_alert(summary: dict[str, Any], files: DemoFiles) -> None:
@@ -71,7 +71,7 @@ def test_it_ends_without_an_alert(summary: dict[str, Any], files: DemoFiles) -> 
 
 def test_the_trainer_agrees_with_the_sampler_all_the_way(files: DemoFiles) -> None:
     rows = rollbook.open_run(files.run).metrics.by_step()[:-1]
-    assert len(rows) == 40
+    assert len(rows) == 60
     assert all(0 <= row["kl_sample_train_v3"] < 1e-9 for row in rows)
     assert all(row["optim/applied"] == 1.0 and row["groups/trained"] > 0 for row in rows)
     assert rows[-1]["entropy"] < rows[0]["entropy"]
@@ -100,7 +100,7 @@ def test_the_table_shows_the_progress_and_the_page_opens_at_a_conversation(
     assert {int(step): float(reward) for step, reward in shown.items()} == pytest.approx(
         summary["held_out_by_iteration"], abs=5e-4
     )
-    assert "10,240 rollouts, 0 failed, 0 alerts; checkpoints 000020, 000040" in printed
+    assert "15,360 rollouts, 0 failed, 0 alerts; checkpoints 000030, 000060" in printed
     (report,) = re.findall(r"^to read in a browser: (.*)", printed, re.MULTILINE)
     page = (home / report).read_text()
     opened = page.partition(" open>")[2].partition('<details class="s g"')[0]

@@ -26,7 +26,6 @@ from rollbook.errors import Interrupted, RollbookError, UsageError
 _WARN_AFTER_S = 20.0  # without an actor
 _CONNECT_S = 10.0
 _CLOSE_S = 5.0
-_NODE_DIED = "node has died"  # in what Ray says of its actors
 _log = logging.getLogger("rollbook")
 
 
@@ -99,9 +98,7 @@ class _Actor:
         except self._ray.exceptions.RayTaskError as error:  # its code failed, as the next one's would
             raise RollbookError(f"a Ray actor cannot work: {error.cause or error}") from error
         except self._ray.exceptions.RayError as error:
-            # Of a process Ray does not say who ended it, of a machine that it is gone.
-            was_killed = _NODE_DIED in str(error)
-            raise WorkerDied(f"its Ray actor died: {error}", was_killed=was_killed) from error
+            raise WorkerDied(f"its Ray actor died: {error}") from error  # by whom, Ray does not say
 
 
 class RolloutActor:

@@ -108,15 +108,15 @@ environments:
 sampler: {{kind: local, max_tokens: 8, temperature: 1.0}}
 groups_per_batch: 32
 group_size: 8
-iterations: 40
+iterations: 60
 learning_rate: 1.0e-3
 warmup_steps: 5
 loss: {{name: importance_sampling}}
 advantage: mean
 evals:
-  - {{name: test, environment: backwards, tasks: {held_out}, every: 10, samples: 1, temperature: 1.0}}
-save_every: 20
-samples_every: 10
+  - {{name: test, environment: backwards, tasks: {held_out}, every: 15, samples: 1, temperature: 1.0}}
+save_every: 30
+samples_every: 15
 num_groups_to_log: 4
 """
 

@@ -103,17 +103,17 @@ def test_applied_to_the_commit_it_brings_back_every_file(repo: Path, tmp_path: P
     change_everything(repo)
     write(repo / "untracked.py", "u = 1\n")
     write(repo / "gone.py", "deleted in the index, back on the disk\n")
-    write(repo / "submodule.txt", "Subproject commit 1234\nBinary files differ\n")
-    write(repo / "data" / 'na\u00efve "name"\t.txt', "no end of line")
-    write(repo / "empty.txt", "")
-    write(repo / "crlf.txt", "a\r\nb\r\n")
-    write(repo / "only newline.txt", "\n")
+    write(repo / "submodule.md", "Subproject commit 1234\nBinary files differ\n")
+    write(repo / "data" / 'na\u00efve "name"\t.md', "no end of line")
+    write(repo / "empty.md", "")
+    write(repo / "crlf.md", "a\r\nb\r\n")
+    write(repo / "only newline.md", "\n")
     write(repo / "run.sh", "echo\n").chmod(0o755)
-    write(repo / "latin1.txt", "caf\u00e9\n".encode("latin-1"))
+    write(repo / "latin1.md", "caf\u00e9\n".encode("latin-1"))
     write(repo / "ignored" / "x", "not code\n")
-    write(repo / "looks like a patch.txt", "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n")
+    write(repo / "looks like a patch.md", "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n")
     (repo / "link.py").symlink_to("./sub dir/../train.py")
-    (repo / "out.txt").symlink_to("/etc/passwd")
+    (repo / "out.md").symlink_to("/etc/passwd")
     state = capture_code(repo)
     assert (state.root, state.branch, state.dirty) == (repo.resolve(), "main", True)
     assert state.sha == git(repo, "rev-parse", "HEAD").strip()
@@ -163,7 +163,7 @@ def edit(path: Path, rng: random.Random) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_random_edits_are_brought_back(repo: Path, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
-    names = [f"f{n}.txt" for n in range(40)]
+    names = [f"f{n}.md" for n in range(40)]
 
     def edit_some(share: float) -> list[str]:
         chosen = [name for name in names if rng.random() < share]
@@ -281,13 +281,13 @@ def test_binary_files_are_named_with_their_size(repo: Path, tmp_path: Path) -> N
 
 
 def test_limits_are_never_silent(repo: Path, tmp_path: Path) -> None:
-    write(repo / "big.txt", "x" * 3000)
+    write(repo / "big.md", "x" * 3000)
     for n in range(300):
-        write(repo / "many" / f"{n:03}.txt", "m" * 100)
+        write(repo / "many" / f"{n:03}.md", "m" * 100)
     write(repo / "train.py", "y\n" * 4000)
     state = capture_code(repo, max_total=5000, max_file=2000)
     assert len(state.data) < 5000 + 200 * 200
-    assert "#   big.txt (2.9 KiB): over the limit of 2.0 KiB for a new file" in state.text
+    assert "#   big.md (2.9 KiB): over the limit of 2.0 KiB for a new file" in state.text
     assert re.search(r"#   train\.py \(\d+\.\d KiB\): over the limit of 4\.9 KiB for all", state.text)
     count = int(re.search(r"### left out: (\d+)", state.text)[1])
     assert count + state.text.count("diff --git") == 2 + 300

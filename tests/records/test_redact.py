@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollbook.records import redact
+from rollbook.records import secret_values
 from rollbook.records.line_secrets import LineSecrets, StreamSecrets
-from rollbook.records.redact import REDACTED, NameKind, name_kind, redact_text, redact_tree, redact_yaml
+from rollbook.records.redact import REDACTED, redact_text, redact_tree
+from rollbook.records.redact_configs import redact_yaml
+from rollbook.records.secret_names import NameKind, name_kind
 
 # Made up, and put together from pieces so that secret scanners leave this file alone.
 BODY = "Zx9Kq2Lm7Wp4Rt8Yv3Bn6Hd1"
@@ -69,7 +71,7 @@ SECRET_NAMES = """
 PLAIN_NAMES = """
     max_tokens tokenizer tokenizer_path token_export num_tokens stop_token_ids prompt_token_ids token_count
     tokens api_key_env api_key_file secret_name password_env key keys monkey sort_key primary_key author
-    pass_rate compass forward_pass bypass secretary tokenize eos_token pad_token image_token pwd auth_method
+    pass_rate compass forward_pass bypass secretary tokenize eos_token pad_token image_token auth_method
 """
 
 
@@ -353,21 +355,23 @@ again: *login
     assert (
         redact_yaml(text)
         == """# the judge
-policy: {api_key: [redacted], base_url: "http://host/v1"}  # api_key: of mine
+policy: {api_key: "[redacted]", base_url: "http://host/v1"}  # api_key: of mine
 headers:
-  X-Pin: [redacted]
+  X-Pin: "[redacted]"
   X-Old: ${MY_TOKEN}
-password: [redacted]
+password: |
+  [redacted]
+  [redacted]
 max_tokens: 5
-credentials: &login {user: [redacted], file: ~/.me.json}
+credentials: &login {user: "[redacted]", file: ~/.me.json}
 again: *login
 """
     )
-    assert redact_yaml(f"not: [yaml\napi_key: {BODY}") == "not: [yaml\napi_key: [redacted]"
+    assert redact_yaml(f"not: [yaml\napi_key: {BODY}") == 'not: [yaml\napi_key: "[redacted]"'
 
 
 def test_values_of_a_config_are_known_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redact, "_remembered", set())
+    monkeypatch.setattr(secret_values, "_remembered", set())
     monkeypatch.setenv("MY_SERVER", "value-of-my-server-12")
     config = {"policy": {"api_key": "key-of-policy-12", "api_key_env": "MY_SERVER"}, "password": "password"}
     text = "key-of-policy-12 value-of-my-server-12 password"
@@ -384,7 +388,7 @@ def test_values_of_a_config_are_known_from_then_on(monkeypatch: pytest.MonkeyPat
 )
 def test_a_stream_in_parts_is_redacted_as_a_whole(parts: list[bytes]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(redact, "_remembered", {"key-1234567890"})
+        patch.setattr(secret_values, "_remembered", {"key-1234567890"})
         stream = StreamSecrets()
         passed_on = b"".join(map(stream.feed, parts))
         whole = b"".join(parts)

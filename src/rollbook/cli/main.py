@@ -66,14 +66,14 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _clean_terminals(opened: ExitStack) -> None:
-    """Nothing that was read reaches a terminal as it is, whichever print it goes through.
+    """Nothing that was read reaches a terminal as it is, whichever print it goes through, and no secret does.
 
     A path that is not UTF-8 is no reason to fail, neither there nor in a file.
     """
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     for redirect, stream in ((redirect_stdout, sys.stdout), (redirect_stderr, sys.stderr)):
-        if stream is not None and stream.isatty():
+        if stream is not None and (stream.isatty() or stream is sys.stderr):
             from rollbook.records.printable import CleanedStream
 
             opened.enter_context(redirect(CleanedStream(stream)))

@@ -20,6 +20,7 @@ from rollbook.records.config import ConfigChange, diff_configs
 from rollbook.records.plain import encode_document, utc_now
 from rollbook.records.redact import redact_tree
 from rollbook.records.run_info import versions
+from rollbook.records.versions import made_by_newer
 
 SCHEMA_VERSION = 2
 
@@ -90,6 +91,8 @@ class Manifest:
 def read_manifest(path: Path) -> Manifest | None:
     try:
         content = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        if why := made_by_newer(content.get("schema_version"), SCHEMA_VERSION):
+            raise BadFileError(path, why)
         if not isinstance(content.get("sessions"), list):
             content = _from_version_1(content)
         return Manifest(path, "", content)

@@ -24,6 +24,8 @@ Message = dict[str, Any]
 _CUTS = [chr(number) for number in range(0xFDD0, 0xFDF0)]
 # A template writes a few thousand characters of its own. One that writes millions would fill the memory.
 _MOST_OF_ITS_OWN = 1_000_000
+_LONGEST_TEMPLATE = 500_000  # the longest in use have some ten thousand
+_MOST_OF_AN_ERROR = 300
 _TAG = re.compile(r"[<\[|]\S*[>\]|]")
 _OTHERS_WRITE = frozenset({"user", "tool"})
 
@@ -59,6 +61,11 @@ class ChatTemplate:
             )
         self.tokenizer = tokenizer
         self.source: Any = template or getattr(tokenizer, "chat_template", None)
+        if (length := len(str(self.source or ""))) > _LONGEST_TEMPLATE:
+            raise TemplateError(
+                f"the chat template is {length:,} characters long, over the limit of {_LONGEST_TEMPLATE:,}; "
+                "set model.chat_template to a file with another one"
+            )
         added = tokenizer.added_tokens_decoder
         self.special_ids = frozenset(number for number, token in added.items() if token.special)
         self.id_of = {token.content: number for number, token in added.items()}
@@ -103,7 +110,8 @@ class ChatTemplate:
                 raise TemplateError(
                     "the tokenizer has no chat template; set model.chat_template to a file with one"
                 ) from None
-            raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
+            why = f"{type(error).__name__}: {error}"[:_MOST_OF_AN_ERROR]
+            raise TemplateError(f"the chat template failed: {why}") from error
         self._refuse_endless(str(text), given)
         return str(text)
 

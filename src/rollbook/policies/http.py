@@ -21,10 +21,11 @@ import orjson
 from yarl import URL
 
 from rollbook.errors import UsageError
+from rollbook.records.redact import redact_text, remember_secrets
 from rollbook.rollouts.types import FailureKind, RolloutFailure
 
 MAX_RESPONSE_BYTES = 64 << 20
-_BODY_SHOWN = 300
+_BODY_SHOWN, _BODY_READ = 300, 1 << 16
 _REDIRECTS = frozenset({300, 301, 302, 303, 307, 308})
 _KEEPING_THE_BODY = frozenset({307, 308})
 _MOST_REDIRECTS = 5
@@ -46,6 +47,7 @@ class Endpoint:
     ) -> None:
         self.url, self._address = url, URL(url)
         self._headers = {"Content-Type": "application/json", **(headers or {})}
+        remember_secrets({"headers": self._headers, "url": url})  # a server may repeat what it was sent
         self._timeout = aiohttp.ClientTimeout(total=total_timeout_s, sock_connect=connect_timeout_s)
         self._max_bytes = max_response_bytes
         self._refusal_hint = refusal_hint  # said after a 401 or 403
@@ -274,4 +276,5 @@ def describe_error(error: BaseException) -> str:
 
 
 def _shown(body: bytes) -> str:
-    return body[:_BODY_SHOWN].decode("utf-8", "replace")
+    """The beginning of an answer. It is redacted before it is cut, which could cut a key in two."""
+    return redact_text(body[:_BODY_READ].decode("utf-8", "replace"))[:_BODY_SHOWN]

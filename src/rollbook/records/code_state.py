@@ -17,9 +17,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import translate
+from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 from typing import BinaryIO
@@ -28,6 +29,7 @@ from rollbook.records.atomic import write_atomic
 from rollbook.records.datasets import beside_output
 from rollbook.records.layout import INDEX_YAML
 from rollbook.records.redact import redact_text
+from rollbook.records.redact_configs import is_config, redact_patch
 
 KIB, MIB = 1024, 1024 * 1024
 _MAX_LISTED = 200
@@ -36,16 +38,17 @@ _EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"  # stands for the commi
 _RESTORE = "git apply --allow-empty --whitespace=nowarn code.diff"
 # What nobody has given to git may be anything; only what is called like source goes into the patch.
 _SOURCES = """
-    *.py *.pyi *.pyx *.sh *.bash *.yaml *.yml *.toml *.cfg *.ini *.md *.rst *.txt *.cu *.cuh *.c *.h *.cc
+    *.py *.pyi *.pyx *.sh *.bash *.yaml *.yml *.toml *.cfg *.ini *.md *.rst *.cu *.cuh *.c *.h *.cc
     *.cpp *.hpp *.rs *.go *.js *.ts *.jinja *.jinja2 *.j2 *.sql *.css Makefile Dockerfile .gitignore
     *.example *.sample *.template *.dist
+    *requirements*.txt *constraints*.txt CMakeLists.txt *prompt*.txt *template*.txt README*.txt LICENSE*.txt
 """
 _SECRETS = """
     .env .env.* *.env *.pem *.key *.p12 *.pfx *.jks *.keystore *.kdbx *.gpg id_rsa id_dsa id_ecdsa id_ed25519
     .netrc _netrc .authinfo .pypirc .npmrc .pgpass .htpasswd .git-credentials credentials credentials.json
     kubeconfig credentials.y*ml secrets.json secrets.y*ml secrets.toml service[-_]account*.json
     client_secret*.json token token.* *_token *token.txt *_key.txt *api_key* *apikey.txt *password.txt
-    *passwords.txt
+    *passwords.txt .authinfo.* .my.cnf .s3cfg .boto .dockercfg .vault-token auth.json *.kubeconfig
 """
 _OF_COLLECTION = re.compile(
     r"((_failures|_tasks)?\.jsonl|(_failures|_tasks)\.ndjson)$|_(manifest|progress)\.json$"
@@ -199,17 +202,31 @@ def _add_patches(git: _Git, report: _Report, commit: str, new: set[str]) -> bool
                 only_touched = patch == head + b"\n"
                 if (path in new) is are_new and not only_touched:
                     changed |= not are_new
-                    _add_patch(git, report, path, patch, size)
+                    _add_patch(git, report, commit, path, patch, size)
     return changed
 
 
-def _add_patch(git: _Git, report: _Report, path: str, patch: bytes, size: int) -> None:
+def _add_patch(git: _Git, report: _Report, commit: str, path: str, patch: bytes, size: int) -> None:
     if (output := _output_of(git.root, path)) is not None:
         report.leave_out(output, _size_of(git.root / path), "the output of runs")
     elif why := _refusal(path) or _not_text(patch):
         report.leave_out(path, _size_of(git.root / path), why)
     else:
-        report.add_patch(path, patch, size)
+        report.add_patch(path, patch, size, partial(_redacted, git, commit, path))
+
+
+def _redacted(git: _Git, commit: str, path: str, patch: str) -> str:
+    """A patch without secrets; a config file is redacted whole, and its lines are taken."""
+    if not is_config(path.rpartition("/")[2]):
+        return redact_text(patch)
+    return redact_patch(path, patch, git.answer_whole("show", f"{commit}:{path}"), _content(git.root / path))
+
+
+def _content(path: Path) -> str | None:
+    with contextlib.suppress(OSError):
+        if path.is_file() and not path.is_symlink():
+            return path.read_bytes().decode("utf-8", "surrogateescape")
+    return None
 
 
 def _not_text(patch: bytes) -> str | None:
@@ -323,8 +340,13 @@ class _Git:
 
     def answer(self, *arguments: str) -> str | None:
         """What a question is answered with; None where git has no answer."""
+        return (self.answer_whole(*arguments) or "").strip() or None
+
+    def answer_whole(self, *arguments: str) -> str | None:
+        """The same with the blanks around it."""
         try:
-            return self.text(*arguments).strip() or None
+            with self.output(*arguments) as output:
+                return output.read().decode("utf-8", "surrogateescape")
         except _GitProblem:
             if time.monotonic() >= self.deadline:
                 raise
@@ -352,13 +374,13 @@ class _Report:
     _left_out_files: int = 0
     _redacted: dict[str, int] = field(default_factory=dict)
 
-    def add_patch(self, path: str, patch: bytes, size: int) -> None:
+    def add_patch(self, path: str, patch: bytes, size: int, redacted: Callable[[str], str]) -> None:
         if self._used + size > self.max_total:
             self.leave_out(path, size, f"over the limit of {_size(self.max_total)} for all of code.diff")
             return
         self._used += size
         text = patch.decode("utf-8", "surrogateescape")
-        clean = redact_text(text)
+        clean = redacted(text)
         if clean != text:
             pairs = zip(text.split("\n"), clean.split("\n"), strict=True)
             self._redacted[path] = sum(old != new for old, new in pairs)

@@ -12,6 +12,7 @@ import orjson
 from rollbook.errors import BadFileError, UsageError
 from rollbook.records.plain import encode_document, utc_now
 from rollbook.records.run_info import versions
+from rollbook.records.versions import made_by_newer
 
 SCHEMA_VERSION = 3
 ENDINGS = (".jsonl", ".jsonl.zst", ".jsonl.gz", ".ndjson", ".parquet")
@@ -164,4 +165,6 @@ def _load(manifest: Path) -> dict[str, Any]:
         raise BadFileError(manifest, f"not a manifest ({error}); restore it or move it away") from None
     if not isinstance(found, dict):
         raise BadFileError(manifest, "not a manifest (no JSON object); restore it or move it away")
+    if why := made_by_newer(found.get("schema_version"), SCHEMA_VERSION):
+        raise BadFileError(manifest, why)
     return found

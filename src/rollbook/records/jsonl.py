@@ -121,7 +121,7 @@ class JsonlWriter:
         for data in lines:
             if b"\n" in data or not (data.startswith(b"{") and data.endswith(b"}")):
                 raise ValueError(f"{self.path}: a line must be one JSON object without a newline in it")
-        block = b"\n".join([*map(self._secrets.cleaned, lines), b""])
+        block = b"\n".join([*map(self._secrets.cleaned_json, lines), b""])
         self._refuse_in_a_fork()
         with self._append_guard:
             self._refuse_if_unusable()

@@ -215,7 +215,7 @@ def encode_document(plain: Plain) -> bytes:
         text = orjson.dumps(plain, option=orjson.OPT_INDENT_2)
     except TypeError:
         text = orjson.dumps(_without_surrogates(plain), option=orjson.OPT_INDENT_2)
-    return LineSecrets().cleaned(text) + b"\n"
+    return LineSecrets().cleaned_json(text) + b"\n"
 
 
 def as_one_line(json: bytes) -> bytes:

@@ -13,6 +13,8 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
+from rollbook.records.line_secrets import LineSecrets
+
 # Colours, and the moves that a progress bar makes. Everything else (titles, the clipboard, links, questions
 # that a terminal answers as if somebody had typed) is shown, not done.
 _OF_BARS = re.compile(r"(\x1b\[(?:[0-9;]{0,32}[A-HJKSTm]|\?25[hl])|[\r\b])")
@@ -65,13 +67,16 @@ class ProgramOutput:
 
 
 class CleanedStream:
-    """Standard output or error of a command on a terminal, so that no text reaches it as it is."""
+    """Standard output or error of a command: no known secret is written, and no control character shown."""
 
     def __init__(self, stream: Any) -> None:
-        self._stream = stream
+        self._stream, self._is_terminal = stream, stream.isatty()
+        self._secrets: LineSecrets | None = None
 
     def write(self, text: str) -> int:
-        self._stream.write(terminal_text(text))
+        self._secrets = self._secrets or LineSecrets()
+        clean = self._secrets.cleaned(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
+        self._stream.write(terminal_text(clean) if self._is_terminal else clean)
         return len(text)
 
     def __getattr__(self, name: str) -> Any:

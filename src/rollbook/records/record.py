@@ -20,6 +20,7 @@ import orjson
 from rollbook.errors import BadLineError
 from rollbook.records.jsonl import Line, read_lines
 from rollbook.records.plain import Plain, encode, is_plain, to_plain
+from rollbook.records.versions import made_by_newer
 
 NONFINITE = "nonfinite"
 _decode = msgspec.json.Decoder().decode
@@ -27,6 +28,7 @@ _decode = msgspec.json.Decoder().decode
 
 class Record(msgspec.Struct, kw_only=True):
     REQUIRED: ClassVar[frozenset[str]] = frozenset()  # written even when None
+    KNOWN_VERSION: ClassVar[int] = 1  # the newest `schema_version` that can be read; a line may have none
 
     extra: dict[str, Any] = msgspec.field(default_factory=dict)
 
@@ -91,8 +93,11 @@ def decode_line(path: Path, line: Line) -> dict[str, Plain]:
 
 
 def decode_record(path: Path, line: Line, kind: type[AnyRecord]) -> AnyRecord:
+    plain = decode_line(path, line)
+    if "schema_version" in plain and (why := made_by_newer(plain["schema_version"], kind.KNOWN_VERSION)):
+        raise BadLineError(path, line.number, why)
     try:
-        return kind.from_plain(decode_line(path, line))
+        return kind.from_plain(plain)
     except msgspec.ValidationError as error:
         raise BadLineError(path, line.number, f"not a {kind.__name__}: {error}") from None
 

@@ -1,101 +1,79 @@
 """Redacts secrets in what is written to the files of a run.
 
-A value is a secret because of its key (`api_key`, `hf_token`, all of `headers`), because of its shape
-(`sk-...`, a JWT, a PEM key, the password in a URL), or because its value is known: it is that of an
-environment variable with a secret's name, or the value of such a key in a config. In free text a value that
-looks like a credential is redacted where it is assigned to such a name. It becomes `[redacted]`; neither its
-length nor a part of it is kept. What only sounds like a secret stays: `max_tokens`, `pad_token: <pad>`,
-`api_key_env: OPENAI_API_KEY`, commit hashes, `api_key = os.environ["KEY"]`.
+A value is a secret because of its name (`api_key`, `hf_token`, all of `headers`), because of its shape
+(`sk-...`, a JWT, a PEM key, the password or the key in a URL, `-u user:password`), or because it is known, as
+`secret_values` says. In free text a value that looks like a credential is redacted where it is assigned to a
+secret's name; nothing else is guessed at. It becomes `[redacted]`; neither its length nor a part of it is
+kept. What only sounds like a secret stays, as `secret_names` says.
 
 No line is added or removed and every scan is linear: a redacted diff is still a diff, a big one is cheap.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator, Mapping
-from enum import Enum
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
-REDACTED = "[redacted]"
+from rollbook.records import secret_values
+from rollbook.records.secret_names import (
+    ORDINARY_WORD,
+    NameKind,
+    is_login,
+    is_numeric_secret,
+    is_path,
+    is_reference,
+    is_secret,
+    kind_below,
+    looks_like_credential,
+    name_kind,
+    names_a_variable,
+    variable_in,
+)
+
+REDACTED = secret_values.REDACTED
 _MAX_DEPTH = 200
-_MIN_ENVIRONMENT_VALUE = 8
 _MIN_CREDENTIAL = 16
-_MIN_KNOWN = 12
 _MIN_ASSIGNED = 8
+_MIN_IN_QUERY = 6
 
-
-class NameKind(Enum):
-    """What a key's name says about its value."""
-
-    PLAIN = 0
-    DOUBTFUL = 1  # `token`, `auth`: a secret only when the value looks like one
-    SECRET = 2
-    HEADER = 3  # of a request: a secret whatever it is called
-
-
-_SECRET_NAME = re.compile(  # of a name's words joined together
-    r".*(?:secret|password|passwd|passphrase|passcode|authorization|credential"
-    r"|(?:api|secret|private|access|signing|encryption|subscription|account)key"
-    r"|(?:admin|db|mail|mysql|pg|postgres|redis|root|smtp|user)pass)"
-)
-_NUMERIC_SECRET_NAME = re.compile(r"(?i).*(?:secret|password|passwd|passphrase|passcode)")
-_DOUBTFUL_WORDS = {"token", "auth", "jwt", "cookie", "bearer"}
-_TOKEN_OF_A_SERVICE = re.compile(
-    r"access|auth|api|app|bearer|bot|ci|csrf|deploy|face|gh|github|gitlab|hf|hub|huggingface|id|jwt|npm|oauth"
-    r"|personal|pypi|refresh|secret|security|service|session|slack|tinker|vault|wandb|webhook"
-)
-_TOKEN_OF_A_VOCABULARY = re.compile(
-    r"audio|begin|bos|cls|end|eos|first|image|last|mask|new|next|pad|sep|special|start|stop|think|unk|video"
-)
-# Inside `credentials: {...}` these say where a secret is, not what it is.
-_REFERENCE_WORDS = {"env", "var", "file", "path", "name", "type"}
-
-_HEADERS = re.compile(r"(?:(?:default|extra|http|request)[_-]?)?headers", re.IGNORECASE)
-_SECRET_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "timestamp", "binary")}
 # Settings as words of a command: `agents.a.policy.headers.X-Token=...`, `policy={headers: {X-Token: ...}}`.
 _SETTING = re.compile(r"([-+\w][-\w.]*)=(.*)", re.DOTALL)
-_HEADER_SETTING = re.compile(r"(headers(?:\.[^\s=]+=|[\"']?\s*[=:]\s*(?=\{))).+", re.IGNORECASE | re.DOTALL)
-
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-_REFERENCE = re.compile(r"\$\{(?:oc\.env:|env:)?[A-Za-z_]\w*\}|\$?[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
+_HEADER_SETTING = re.compile(
+    r"((?:headers|cookies)(?:\.[^\s=]+=|[\"']?\s*[=:]\s*(?=[\[{]))).+", re.IGNORECASE | re.DOTALL
+)
+_HEADER_LINE = re.compile(r"(?m)^([ \t]*[\"']?([A-Za-z][\w-]*)[\"']?[ \t]*:[ \t]*)(\S[^\n]*)")
+_COOKIE = re.compile(r"([\w.-]+=)([^;,\s]+)")
+_VARIABLE = re.compile(r"\$\{(?:oc\.env:|env:)?([A-Za-z_]\w*)\}|\$([A-Za-z_]\w*)")
+# In the query of a URL; a secret's own names are others.
+_QUERY_SECRETS = {"key", "sig", "signature", "sas", "x-amz-credential", "x-amz-signature", "x-goog-signature"}
+_QUERY_SECRETS |= {
+    "x-amz-security-token",
+    "x-goog-credential",
+    "auth",
+    "token",
+    "pw",
+    "pwd",
+    "pass",
+    "session",
+}
 _TEMPLATE = re.compile(
     r"\$?\{[^{}\n]*\}|\$?\{\{[^\n]*\}\}|<[^<>\n]*>|%\(?\w*\)?s|\$\w+|\$\([^\n]*|[:*]*|\.\.\.|\[redacted\]"
 )
-_FILE_PATH = re.compile(r"(?:~|\.{1,2}|[A-Za-z]:)?[/\\].*\.\w{2,5}")
 _FLAG = re.compile(r"--?[A-Za-z][\w-]*")
-_CREDENTIAL = re.compile(r"[A-Za-z0-9_\-.+/=~:%!@#^*]+")
-_CODE_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|(?:[A-Z][a-z]+){2,}|[A-Z_]+|[A-Za-z_]\w*[(\[].*")
-_ORDINARY_WORD = re.compile(
-    r"(?i)none|null|nil|true|false|yes|no|on|off|str|string|text|int|bool|bytes|float|any|object|optional|"
-    r"required|secretstr|undefined|self|default|empty|missing|hidden|password|passwd|pass|pwd|secret|token|api_?key|"
-    r"a|an|the|to|or|and|is|are|was|if|for|in|with|as|when|from|must|can|may|will|not|by|flags?|options?|values?|arguments?"
-)
-
-
-@lru_cache(maxsize=4096)
-def name_kind(name: str) -> NameKind:
-    """Judge one key, flag or variable name: `api_key`, `--api-key`, `hfToken`, `WANDB_API_KEY`."""
-    words = [word.lower() for word in _WORD.findall(name)]
-    while words and words[-1].isdigit():
-        words.pop()
-    if not words:
-        return NameKind.PLAIN
-    last, before = words[-1], words[-2] if len(words) > 1 else ""
-    singular = last[:-1] if last.endswith("s") and not last.endswith("ss") else last
-    service = before if singular == "token" else singular.removesuffix("token")
-    of_a_service = singular.endswith("token") and _TOKEN_OF_A_SERVICE.fullmatch(service)
-    if of_a_service or _SECRET_NAME.fullmatch("".join((*words[:-1], singular))):
-        return NameKind.SECRET
-    doubtful = last in _DOUBTFUL_WORDS and not _TOKEN_OF_A_VOCABULARY.fullmatch(before)
-    return NameKind.DOUBTFUL if doubtful else NameKind.PLAIN
+_FLAGS = {
+    "-H": NameKind.HEADER_ENTRY, "--header": NameKind.HEADER_ENTRY, "--proxy-header": NameKind.HEADER_ENTRY,
+    "--cookie": NameKind.HEADER,
+    "-u": NameKind.LOGIN, "--user": NameKind.LOGIN, "-U": NameKind.LOGIN, "--proxy-user": NameKind.LOGIN,
+}  # fmt: skip
 
 
 def redact_text(text: str) -> str:
     """Redact a diff, a log or a command line. The number of lines stays the same."""
-    return _Redactor().text(text)
+    return Redactor().text(text)
 
 
 def redact_tree(obj: Any, *, remember: bool = False) -> Any:
@@ -103,7 +81,7 @@ def redact_tree(obj: Any, *, remember: bool = False) -> Any:
 
     With `remember`, which is for configs, values found by their keys are redacted everywhere from then on.
     """
-    return _Redactor(remember).tree(obj, NameKind.PLAIN, "", ())
+    return Redactor(remember).tree(obj, NameKind.PLAIN, "", ())
 
 
 def remember_secrets(config: Any) -> None:
@@ -111,111 +89,25 @@ def remember_secrets(config: Any) -> None:
     redact_tree(config, remember=True)
 
 
-def redact_yaml(text: str) -> str:
-    """Redact a config file as it is written, with its comments: by its keys, and as any text."""
-    import yaml
-
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, RecursionError):
-        return redact_text(text)
-    for start, end in sorted(set(_secret_spans(root, NameKind.PLAIN, "")), reverse=True):
-        text = text[:start] + REDACTED + ("\n" if text[start:end].endswith("\n") else "") + text[end:]
-    return redact_text(text)
+def redact_shapes(data: bytes) -> bytes:
+    """Redact what has a credential's shape in output of any encoding."""
+    text = data.decode("latin-1")  # each byte is a character, and shapes are made of ASCII
+    return _SHAPES.sub(REDACTED, text).encode("latin-1")
 
 
-def _secret_spans(root: Any, kind: NameKind, name: str) -> Iterator[tuple[int, int]]:
-    pending, seen = [(root, kind, name)], set[tuple[int, NameKind]]()
-    while pending:
-        node, kind, name = pending.pop()
-        if node is None or (id(node), kind) in seen:  # an alias
-            continue
-        seen.add((id(node), kind))
-        if isinstance(node.value, str):
-            if _is_secret(name, kind, node.value) and node.tag in _SECRET_TAGS:
-                yield node.start_mark.index, node.end_mark.index
-        elif node.value and isinstance(node.value[0], tuple):
-            outer = NameKind.HEADER if _HEADERS.fullmatch(name) else kind
-            entries = ((str(key.value), value) for key, value in node.value)
-            pending += [(value, _kind_below(outer, key), key) for key, value in entries]
-        else:
-            pending += [(value, kind, name) for value in node.value]
+def beginning_of_a_shape(data: bytes) -> int:
+    """How many bytes at the end of a part of a stream may be the beginning of a credential."""
+    match = _LAST_WORD.search(data)
+    word = match[0] if match else b""
+    begins = word.startswith(_PREFIXES) or any(prefix.startswith(word) for prefix in _PREFIXES)
+    return len(word) if begins else 0
 
 
-_remembered: set[str] = set()
+class Redactor:
+    """Redacts with the values that are known now; with `remember` it adds those that it finds."""
 
-
-def _remember(value: str) -> None:
-    if _looks_like_credential(value, _MIN_KNOWN):
-        _remembered.add(value)
-
-
-def known_credentials() -> list[str]:
-    """The values to look for in every record: of the environment and of configs, the longest first.
-
-    Only those that are not a word by accident, and are written the same in JSON and HTML.
-    """
-    found = (value for value in _environment_secrets(os.environ) if _looks_like_credential(value, _MIN_KNOWN))
-    return sorted(_remembered.union(found), key=lambda value: (-len(value), value))
-
-
-def count_of_remembered() -> int:
-    return len(_remembered)
-
-
-def _kind_below(outer: NameKind, name: str) -> NameKind:
-    """A secret's name covers all it contains, except entries that only say where the secret is."""
-    if outer is NameKind.HEADER:
-        return outer
-    if outer is not NameKind.SECRET:
-        return name_kind(name)
-    words = _WORD.findall(name)
-    return NameKind.PLAIN if words and words[-1].lower() in _REFERENCE_WORDS else NameKind.SECRET
-
-
-def _looks_like_credential(value: str, minimum: int = _MIN_CREDENTIAL, digits: int = 2) -> bool:
-    return (
-        len(value) >= minimum
-        and _CREDENTIAL.fullmatch(value) is not None
-        and sum(character.isdigit() for character in value) >= digits
-        and any(character.isalpha() for character in value)
-        and "://" not in value
-        and not _FILE_PATH.fullmatch(value)
-        and not _CODE_NAME.fullmatch(value)
-    )
-
-
-def _is_reference(value: str) -> bool:
-    """`${HF_TOKEN}` or `OPENAI_API_KEY`: the name of a variable that holds a secret, not the secret."""
-    return _REFERENCE.fullmatch(value) is not None and name_kind(value.strip("${}")) is not NameKind.PLAIN
-
-
-def _is_secret(name: str, kind: NameKind, value: str) -> bool:
-    if kind is NameKind.DOUBTFUL:
-        return _looks_like_credential(value)
-    if kind is NameKind.PLAIN or not value.strip() or _is_reference(value):
-        return False
-    # `credentials: ~/.config/service.json` names a file.
-    return not ("credential" in name.lower() and _FILE_PATH.fullmatch(value))
-
-
-def _environment_secrets(environment: Mapping[str, str]) -> list[str]:
-    """Values worth looking for in text, longest first so that one inside another does not leave a rest."""
-    found: set[str] = set()
-    for name, value in environment.items():
-        if not _is_secret(name, name_kind(name), value):
-            continue
-        # A diff prefixes every line, so a value of several lines is looked for line by line.
-        pieces = [piece for piece in value.splitlines() if "-----" not in piece]
-        minimum = _MIN_ENVIRONMENT_VALUE if len(pieces) == 1 else _MIN_CREDENTIAL
-        found.update(piece.strip() for piece in pieces if len(piece.strip()) >= minimum)
-    return sorted(found, key=lambda value: (-len(value), value))
-
-
-class _Redactor:
     def __init__(self, remember: bool = False) -> None:
-        self._known = _environment_secrets(os.environ)
-        self._known += sorted(_remembered - set(self._known), key=len, reverse=True)
+        self._known = secret_values.known_values()
         self._is_to_remember = remember
 
     def text(self, text: str) -> str:
@@ -224,26 +116,36 @@ class _Redactor:
         if "PRIVATE KEY" in text:
             text = _PEM_ON_ONE_LINE.sub(rf"\1{REDACTED}", text)
             text = _PEM_LINES.sub(_redact_pem, text)
-        text = _URL_PASSWORD.sub(_redact_url, text)
-        text = _SHAPES.sub(REDACTED, text)
+        text = _URL_PASSWORD.sub(self._in_url, text)
+        text = _QUERY.sub(self._in_query, text)
+        text = _SHAPES.sub(self._shape, text)
         text = _BEARER.sub(_redact_bearer, text)
+        text = _LOGIN_FLAG.sub(self._in_login_flag, text)
         return _ASSIGNED.sub(_redact_assigned, text)
+
+    def leaf(self, value: str, kind: NameKind, name: str) -> str:
+        """A string that stands under a name."""
+        if kind in (NameKind.HEADERS, NameKind.HEADER_ENTRY):
+            entry = _COOKIE if ":" not in value and "=" in value else _HEADER_LINE
+            return self.text(entry.sub(partial(self._in_headers, name), value))
+        if kind is NameKind.SETTING:
+            return self._setting(value)
+        if kind is NameKind.LOGIN:
+            return self._login(value) if is_login(value) else self.text(value)
+        if self._is_to_remember:
+            self._remember(value, kind, name)
+        return REDACTED if is_secret(name, kind, value) else self.text(value)
 
     def tree(self, value: Any, kind: NameKind, name: str, above: tuple[int, ...]) -> Any:
         if isinstance(value, str):
-            if not _is_secret(name, kind, value):
-                return self.text(value)
-            if self._is_to_remember:
-                _remember(value)
-            return REDACTED
+            return self.leaf(value, kind, name)
         if isinstance(value, bytes):
             text = value.decode("utf-8", "surrogateescape")
             clean = self.tree(text, kind, name, above)
             return value if clean == text else clean.encode("utf-8", "surrogateescape")
         if value is None or isinstance(value, bool | int | float):
-            numeric = kind is NameKind.SECRET and _NUMERIC_SECRET_NAME.fullmatch(name)
-            secret = kind is NameKind.HEADER or bool(numeric)
-            return REDACTED if secret and value is not None and not isinstance(value, bool) else value
+            is_number = value is not None and not isinstance(value, bool)
+            return REDACTED if is_number and is_numeric_secret(name, kind) else value
         if not isinstance(value, Mapping | list | tuple | set | frozenset):
             return value
         if id(value) in above:
@@ -252,9 +154,11 @@ class _Redactor:
             return "[too deep]"
         above = (*above, id(value))
         if isinstance(value, Mapping):
-            return self._mapping(value, NameKind.HEADER if _HEADERS.fullmatch(name) else kind, above)
+            return self._mapping(value, kind, above)
         plain = next(plain for plain in (list, tuple, set, frozenset) if isinstance(value, plain))
-        return plain(self._items(value, kind, name, above))
+        entries = list(value)
+        kinds = kinds_of_items([_text_of(entry) for entry in entries], kind, name)
+        return plain(self.tree(entry, *judged, above) for entry, judged in zip(entries, kinds, strict=True))
 
     def _mapping(self, value: Mapping[Any, Any], kind: NameKind, above: tuple[int, ...]) -> dict[Any, Any]:
         clean: dict[Any, Any] = {}
@@ -266,31 +170,128 @@ class _Redactor:
             if shown != key and shown in clean:
                 shown = f"{shown} ({len(clean)})"
             # The name of a type is never a secret, even inside `credentials`.
-            below = NameKind.PLAIN if key == "__type__" else _kind_below(kind, key)
-            if self._is_to_remember and key.endswith("_env") and name_kind(key[:-4]) is NameKind.SECRET:
-                _remember(os.environ.get(entry, "") if isinstance(entry, str) else "")
+            below = NameKind.PLAIN if key == "__type__" else kind_below(kind, key)
             clean[shown] = self.tree(entry, below, key, above)
         return clean
 
-    def _items(self, values: Any, kind: NameKind, name: str, above: tuple[int, ...]) -> Iterator[Any]:
-        """The value after a secret's flag is a secret: `["--api-key", "..."]`, and so is `api_key=...`."""
+    def _remember(self, value: str, kind: NameKind, name: str) -> None:
+        if names_a_variable(name):
+            secret_values.remember_variable(value)
+        elif kind is NameKind.PLAIN:
+            return
+        elif is_reference(value):
+            secret_values.remember_variable(variable_in(value) or "")
+        elif kind is NameKind.HEADER:
+            for match in _VARIABLE.finditer(value):
+                secret_values.remember_variable(match[1] or match[2])
+            secret_values.remember_header(name, value)
+        elif is_secret(name, kind, value):
+            if is_login(value):
+                secret_values.remember_login(value)
+            secret_values.remember(value)
+
+    def _shape(self, match: re.Match[str]) -> str:
+        if self._is_to_remember:
+            secret_values.remember(match[0])
+        return REDACTED
+
+    def _setting(self, word: str) -> str:
+        match = _SETTING.fullmatch(word)
+        assert match is not None
+        key, value = match.groups()
+        kind, name = NameKind.PLAIN, ""
+        for name in key.lstrip("-+").split("."):
+            kind = kind_below(kind, name)
+        if self._is_to_remember:
+            self.tree(_as_yaml(value), kind, name, ())
+        if kind is not NameKind.HEADERS and is_secret(name, kind, value):
+            return f"{key}={REDACTED}"
+        return self.text(_HEADER_SETTING.sub(rf"\1{REDACTED}", word))
+
+    def _login(self, value: str) -> str:
+        if self._is_to_remember:
+            secret_values.remember_login(value)
+        return f"{value.partition(':')[0]}:{REDACTED}"
+
+    def _in_headers(self, name: str, match: re.Match[str]) -> str:
+        header, value = (match[2], match[3]) if match.re is _HEADER_LINE else (name, match[2])
+        if is_reference(value):
+            return match[0]
+        if self._is_to_remember:
+            self._remember(value, NameKind.HEADER, header)
+        return f"{match[1]}{REDACTED}"
+
+    def _in_login_flag(self, match: re.Match[str]) -> str:
+        return f"{match[1]}{self._login(match[2])}" if is_login(match[2]) else match[0]
+
+    def _in_url(self, match: re.Match[str]) -> str:
+        scheme, user, password = match.groups()
+        if password is None:
+            return f"{scheme}{REDACTED}@" if looks_like_credential(user) else match[0]
+        if _stays(password):
+            return match[0]
+        if self._is_to_remember:
+            secret_values.remember_login(f"{user}:{password}")
+        return f"{scheme}{user}:{REDACTED}@"
+
+    def _in_query(self, match: re.Match[str]) -> str:
+        head, name, value = match.groups()
+        kind = name_kind(name)
+        named = kind is NameKind.SECRET or name.lower() in ("sig", "signature")
+        doubtful = kind is NameKind.DOUBTFUL or name.lower() in _QUERY_SECRETS
+        is_one = named or (doubtful and looks_like_credential(value, _MIN_IN_QUERY, 1))
+        if not is_one or _stays(value):
+            return match[0]
+        if self._is_to_remember:
+            secret_values.remember(value)
+            secret_values.remember(unquote(value))
+        return f"{head}{REDACTED}"
+
+
+def kinds_of_items(texts: Sequence[str | None], kind: NameKind, name: str) -> Iterator[tuple[NameKind, str]]:
+    """Kind and name of each item of a list, of which `texts` are those that are text.
+
+    The value after a secret's flag is a secret: `["--api-key", "..."]`, and so is the second of a header's
+    pair and of `auth: [user, password]`.
+    """
+    if kind is NameKind.HEADERS:
+        yield from ((NameKind.HEADER_ENTRY, name) for _ in texts)
+    elif kind is NameKind.HEADER_ENTRY:  # [name, value]
+        header = next((text for text in texts if text), name)
+        yield from (
+            (NameKind.HEADER, header) if place else (NameKind.PLAIN, "") for place in range(len(texts))
+        )
+    elif kind is NameKind.DOUBTFUL and name.lower().endswith("auth") and len(texts) == 2:
+        yield from ((NameKind.PLAIN, ""), (NameKind.SECRET, "password"))
+    else:
         flag = ""
-        for value in values:
-            if flag and kind is not NameKind.SECRET and not (isinstance(value, str) and value[:1] == "-"):
-                yield self.tree(value, name_kind(flag), flag, above)
+        for text in texts:
+            if flag and kind is not NameKind.SECRET and not (text or "").startswith("-"):
+                yield _FLAGS.get(flag, name_kind(flag)), flag
+            elif kind is not NameKind.SECRET and text is not None and _SETTING.fullmatch(text):
+                yield NameKind.SETTING, ""
             else:
-                yield self.tree(_redact_setting(value), kind, name, above)
-            flag = value if isinstance(value, str) and _FLAG.fullmatch(value) else ""
+                yield kind, name
+            flag = text if text is not None and _FLAG.fullmatch(text) else ""
 
 
-def _redact_setting(word: Any) -> Any:
-    match = _SETTING.fullmatch(word) if isinstance(word, str) else None
-    if match is None:
-        return word
-    name = match[1].rpartition(".")[2]
-    if _is_secret(name, name_kind(name), match[2]):
-        return f"{match[1]}={REDACTED}"
-    return _HEADER_SETTING.sub(rf"\1{REDACTED}", word)
+def _as_yaml(word: str) -> Any:
+    """The mapping or list that a word of a command spells out."""
+    if word.startswith(("{", "[")):
+        import yaml
+
+        with suppress(yaml.YAMLError, RecursionError, ValueError):
+            return yaml.safe_load(word)
+    return word
+
+
+def _text_of(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _stays(value: str) -> bool:
+    """Not a secret but a place for one: `{password}`, `<key>`, `pass`."""
+    return bool(_TEMPLATE.fullmatch(value) or ORDINARY_WORD.fullmatch(value))
 
 
 # What may stand before a secret: not a letter of a longer word, but the sign of a diff line, an escaped line
@@ -311,11 +312,20 @@ _SHAPES = re.compile(
     )""",
     re.VERBOSE | re.MULTILINE,
 )
+_PREFIXES = tuple(
+    b"sk- sk_ rk_ hf_ api_org_ gho_ ghp_ ghr_ ghs_ ghu_ github_pat_ glpat- xox AKIA ASIA AIza ya29. npm_ gsk_"
+    b" fw_ r8_ pypi- nvapi- xai- pplx- tml- lsv2_ SG. eyJ".split()
+)
+_LAST_WORD = re.compile(rb"(?<![A-Za-z0-9_-])[A-Za-z0-9_.-]{1,4096}\Z")
 _BEARER = re.compile(
     r"((?:authorization\\?[\"']?[ \t]{0,4}[:=][ \t]{0,4}\\?[\"']?(?:bearer|basic|token|digest)|bearer)"
     r"[ \t]{1,4})([^\s\"'`,;<>(){}\[\]\\$]{6,})",
     re.IGNORECASE,
 )
+_LOGIN_FLAG = re.compile(
+    r"((?<![\w-])(?:-u|--user|--proxy-user)(?:[ \t]{1,4}|=)[\"']?)([^\s:\"'/]{1,64}:[^\s\"']{1,256})"
+)
+_QUERY = re.compile(r"([?&](?:amp;)?([\w.-]{1,40})=)([^&\s\"'<>\\#`]{1,1024})")
 _URL_PASSWORD = re.compile(r"(://)([^\s/:@\"'<>\[\]]{0,256})(?::([^\s/@\"'<>]{1,512}))?@")
 
 
@@ -347,24 +357,18 @@ def _redact_pem(match: re.Match[str]) -> str:
     return _PEM_BODY.sub(lambda line: f"{line[1]}{REDACTED if line[2] else ''}{line[3]}", match[0])
 
 
-def _redact_url(match: re.Match[str]) -> str:
-    scheme, user, password = match.groups()
-    if password is None:
-        return f"{scheme}{REDACTED}@" if _looks_like_credential(user) else match[0]
-    stays = _TEMPLATE.fullmatch(password) or _ORDINARY_WORD.fullmatch(password)
-    return match[0] if stays else f"{scheme}{user}:{REDACTED}@"
-
-
 def _redact_bearer(match: re.Match[str]) -> str:
     head, value = match.groups()
-    secret = ":" in head or "=" in head or _looks_like_credential(value.rstrip("."))
+    secret = ":" in head or "=" in head or looks_like_credential(value.rstrip("."))
     return f"{head}{REDACTED}" if secret else match[0]
 
 
 def _redact_assigned(match: re.Match[str]) -> str:
     kind, value = name_kind(match["name"]), match["value"]
+    if match["name"].lower().endswith("pwd") and is_path(value):  # the directory that `pwd` prints
+        return match[0]
     is_plain_name = kind is NameKind.SECRET and match["quote"]
     minimum, digits = (_MIN_ASSIGNED, 1) if is_plain_name else (_MIN_CREDENTIAL, 2)
-    if kind is NameKind.PLAIN or not _looks_like_credential(value, minimum, digits):
+    if kind is NameKind.PLAIN or not looks_like_credential(value, minimum, digits):
         return match[0]
     return match[0][: match.start("value") - match.start()] + REDACTED

@@ -23,6 +23,7 @@ from rollbook.records.atomic import write_atomic
 from rollbook.records.plain import encode_document, utc_now
 from rollbook.records.record import Record
 from rollbook.records.run_inputs import RunInput
+from rollbook.records.versions import made_by_newer
 from rollbook.version import __version__
 
 # A variable: what was typed, as JSON, for the processes that a command of ours starts.
@@ -102,7 +103,10 @@ def write_run_info(path: Path, info: RunInfo) -> None:
 
 def read_run_info(path: Path) -> RunInfo:
     try:
-        return RunInfo.from_plain(orjson.loads(path.read_bytes()))
+        plain = orjson.loads(path.read_bytes())
+        if why := made_by_newer(plain.get("schema_version"), RunInfo.KNOWN_VERSION):
+            raise BadFileError(path, why)
+        return RunInfo.from_plain(plain)
     except (orjson.JSONDecodeError, msgspec.ValidationError, AttributeError) as error:
         raise BadFileError(path, f"not a run.json ({error}); restore it from a copy") from error
 

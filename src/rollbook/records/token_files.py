@@ -23,6 +23,7 @@ from rollbook.records.jsonl import JsonlWriter, Line, read_lines
 from rollbook.records.layout import TRAIN
 from rollbook.records.record import Record, decode_record
 from rollbook.records.token_settings import TokenExportSettings
+from rollbook.records.versions import made_by_newer
 
 SCHEMA_VERSION = 1
 TOKEN_EXPORTS = "token_exports"  # the directory, and the key of run.json that names the manifests
@@ -188,12 +189,8 @@ def read_manifest(path: Path) -> Iterator[ExportedStep]:
 def decode_step(path: Path, line: Line) -> ExportedStep:
     """The line of a manifest, if this version can read it and it names no file elsewhere."""
     step = decode_record(path, line, ExportedStep)
-    if step.schema_version > SCHEMA_VERSION:
-        raise BadFileError(
-            path,
-            f"line {line.number} has schema_version {step.schema_version}, and this Rollbook knows "
-            f"{SCHEMA_VERSION}; read it with a newer one",
-        )
+    if why := made_by_newer(step.schema_version, SCHEMA_VERSION):
+        raise BadFileError(path, f"line {line.number} {why}")
     for part in step.ranks:
         if part.file is not None and part.file != Path(part.file).name:
             raise BadFileError(path, f"line {line.number} names {part.file!r}, which is no file beside it")

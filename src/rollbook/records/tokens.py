@@ -29,6 +29,7 @@ from rollbook.records.record import decode_line
 from rollbook.records.token_columns import ALL_COLUMNS, DERIVED, KINDS, derived, with_sources
 from rollbook.records.token_files import PARQUET, SCHEMA_VERSION, STREAM, on_disk
 from rollbook.records.token_settings import ALWAYS
+from rollbook.records.versions import made_by_newer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -303,13 +304,8 @@ def _restore(columns: Mapping[str, Array | None], nonfinite: Mapping[str, list[t
 
 
 def check_version(version: int, path: Path, number: int) -> None:
-    if version > SCHEMA_VERSION:
-        raise BadLineError(
-            path,
-            number,
-            f"has schema_version {version}, and this Rollbook knows {SCHEMA_VERSION}; "
-            "read it with a newer one",
-        )
+    if why := made_by_newer(version, SCHEMA_VERSION):
+        raise BadLineError(path, number, why)
 
 
 def made(

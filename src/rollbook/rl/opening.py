@@ -38,6 +38,7 @@ from rollbook.train.checks import random_probes
 from rollbook.train.engine import Engine
 from rollbook.train.export import NoTokenExport, open_export
 from rollbook.train.loading import DTYPES, load_model
+from rollbook.train.losses import place_of_own
 from rollbook.train.machine import choose_micro_batch_tokens, choose_threads, describe_machine
 from rollbook.train.memory import refuse_too_large
 from rollbook.train.model import Model
@@ -202,7 +203,9 @@ def open_job(
             sources=sources,
             export=opened.enter_context(open_first_export(settings, run, trainer)),
             stop=stop,
-            left_out=StepsLeftOut(settings.max_nonfinite_steps, "max_nonfinite_steps"),
+            left_out=StepsLeftOut(
+                settings.max_nonfinite_steps, "max_nonfinite_steps", own_loss=place_of_own(settings.loss)
+            ),
             history=defaultdict(dict),
             sample_seconds=[],
             late_times={},

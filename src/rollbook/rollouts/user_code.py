@@ -15,6 +15,7 @@ from types import ModuleType
 
 from rollbook.errors import RollbookError, UsageError
 from rollbook.rollouts.failures import error_with_place
+from rollbook.rollouts.project_files import project_files
 
 # In the name of a file: before it comes where its config is, after it what the config says.
 _BESIDE = "/./"
@@ -73,21 +74,38 @@ def search_working_directory() -> None:
 
 
 def digest_of_modules(*names: str) -> str | None:
-    """A digest of the source of modules: grading that changed is not the same grading."""
-    digest = hashlib.sha256()
+    """A digest of the source of modules and of the project's own files that they import.
+
+    Grading that changed, also in a helper, is not the same grading.
+    """
+    digest, helpers = hashlib.sha256(), dict[str, bytes]()
     try:
         for name in dict.fromkeys(names):
-            digest.update(_source_of(importlib.import_module(name)))
+            module = importlib.import_module(name)
+            digest.update(_source_of(module))
+            helpers |= _helpers_of(module)
     except (OSError, TypeError):
         return None
+    for name, text in sorted(helpers.items()):
+        digest.update(f"\0{name}\0".encode() + text)
     return digest.hexdigest()
+
+
+def _helpers_of(module: ModuleType) -> dict[str, bytes]:
+    loader = module.__spec__.loader if module.__spec__ else None
+    if isinstance(loader, _TextLoader):
+        return loader.helpers
+    file = getattr(module, "__file__", None)
+    if file is None or module.__name__.partition(".")[0] == "rollbook":
+        return {}
+    return project_files(Path(file), Path(file).read_bytes())
 
 
 class _TextLoader(SourceLoader):
     """Runs the text that the digest is taken of, whatever the file or its bytecode says a moment later."""
 
-    def __init__(self, path: Path, source: bytes) -> None:
-        self._path, self.source = path, source
+    def __init__(self, path: Path, source: bytes, helpers: dict[str, bytes]) -> None:
+        self._path, self.source, self.helpers = path, source, helpers
 
     def get_filename(self, fullname: str) -> str:
         return str(self._path)
@@ -110,13 +128,16 @@ def _from_file(place: str, where: str) -> ModuleType:
         places = [str(Path.cwd() / written)] + ([str(path)] if written != place else [])
         raise UsageError(f"{where}: no file {written}; looked for {' and '.join(places)}")
     source = path.read_bytes()
+    helpers = project_files(path, source)
     # Under a name of its own: two files called env.py must not take each other's place, nor an edited
-    # file that of its earlier text.
-    identity = hashlib.sha256(str(path.resolve()).encode() + b"\0" + source).hexdigest()
+    # file, or one with an edited helper, that of its earlier text.
+    texts = b"".join(f"\0{name}\0".encode() + text for name, text in helpers.items())
+    identity = hashlib.sha256(str(path.resolve()).encode() + b"\0" + source + texts).hexdigest()
     name = f"rollbook_env_{path.stem}_{identity[:12]}"
     if name in sys.modules:
         return sys.modules[name]
-    loader = _TextLoader(path, source)
+    _make_importable(path.absolute().parent, helpers, where)
+    loader = _TextLoader(path, source, helpers)
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -127,3 +148,32 @@ def _from_file(place: str, where: str) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+_helper_texts: dict[str, bytes] = {}  # of those that were imported, when they were
+
+
+def _make_importable(directory: Path, helpers: dict[str, bytes], where: str) -> None:
+    """Let a file import what lies beside it; last on the path, so that it hides nothing installed.
+
+    A helper that was edited since it was imported is imported again. Two of one name in two directories
+    cannot be told apart by Python.
+    """
+    if str(directory) not in sys.path:
+        sys.path.append(str(directory))
+    importlib.invalidate_caches()
+    for name in helpers:
+        loaded = getattr(sys.modules.get(name), "__file__", None)
+        below = directory.joinpath(*name.split("."))
+        mine = next(
+            (file for file in (below.with_suffix(".py"), below / "__init__.py") if file.is_file()), None
+        )
+        if loaded and mine and Path(loaded).resolve() != mine.resolve():
+            raise UsageError(
+                f"{where}: it imports {mine}, and another file of that name is in use: {loaded}; rename one"
+            )
+    if any(_helper_texts.get(name, text) != text for name, text in helpers.items()):
+        tops = {name.partition(".")[0] for name in helpers}
+        for name in [name for name in sys.modules if name.partition(".")[0] in tops]:
+            del sys.modules[name]
+    _helper_texts.update(helpers)

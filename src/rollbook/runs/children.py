@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import rollbook
+from rollbook.records.secret_values import for_children, keep_inherited
 
 _PATH = "PYTHONPATH"
 _PREPENDED = "ROLLBOOK_PREPENDED_PATH"
@@ -29,15 +30,18 @@ def python_command(module: str, *arguments: str) -> list[str]:
 def python_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The same environment, in which rollbook is found though the child has another working directory.
 
-    A child that starts commands of the user's calls `forget_own_path` first.
+    It also holds the secrets that this process knows of, which the child must not write either. A child that
+    starts commands of the user's calls `forget_own_path` first.
     """
     own = str(Path(rollbook.__file__).parents[1])
     paths = [own, environment.get(_PATH)]
-    return {**environment, _PATH: os.pathsep.join(path for path in paths if path), _PREPENDED: own}
+    path = os.pathsep.join(path for path in paths if path)
+    return {**environment, **for_children(), _PATH: path, _PREPENDED: own}
 
 
 def forget_own_path() -> None:
     """Undo `python_environment` here: a command of the user's may belong to another installation."""
+    keep_inherited()
     own = os.environ.pop(_PREPENDED, None)
     if own is None:
         return

@@ -25,9 +25,14 @@ class DivergedError(RollbookError):
 class StepsLeftOut:
     """The optimiser steps of a run that were not finite, counted from 1."""
 
-    def __init__(self, most: int, setting: str, *, taken: int = 0, left_out: Iterable[int] = ()) -> None:
-        """`most` is the value of `setting`; `taken` and `left_out` are those of the run so far."""
-        self._most, self._setting = most, setting
+    def __init__(
+        self, most: int, setting: str, *, taken: int = 0, left_out: Iterable[int] = (), own_loss: str = ""
+    ) -> None:
+        """`most` is the value of `setting`; `taken` and `left_out` are those of the run so far.
+
+        `own_loss` is the function of a loss that the user wrote.
+        """
+        self._most, self._setting, self._own_loss = most, setting, own_loss
         self.taken, self.left_out = taken, list(left_out)
 
     def note(self, is_left_out: bool) -> None:
@@ -46,7 +51,9 @@ class StepsLeftOut:
             what = "the last optimiser step was not finite"
         else:
             return None
+        loss = f" The loss was computed by {self._own_loss}." if self._own_loss else ""
         return (
-            f"the run has diverged: {what}. Nothing is handed over. Look at loss and gradient before that "
-            "(rollbook plot); then start over with a lower learning rate, or without the data that does it"
+            f"the run has diverged: {what}.{loss} Nothing is handed over. Look at loss and gradient before "
+            "that (rollbook plot); then start over with a lower learning rate, or without the data that does "
+            "it"
         )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import struct
 from contextlib import suppress
 from typing import BinaryIO
 
 from rollbook.errors import RollbookError
+from rollbook.records.secret_values import for_children
 from rollbook.runs.children import python_command
 
 _LENGTH = struct.Struct("<I")
@@ -55,6 +57,7 @@ class Child:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL if quiet else None,
                 start_new_session=quiet,
+                env={**os.environ, **for_children()},
             )
         except OSError as error:
             raise RollbookError(f"a process cannot be started: {error.strerror or error}") from error

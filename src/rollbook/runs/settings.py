@@ -20,6 +20,7 @@ import msgspec
 import yaml
 
 from rollbook.errors import BadFileError, UsageError
+from rollbook.records.redact import remember_secrets
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -38,7 +39,7 @@ _BOUNDS = {">=": "at least", ">": "more than", "<=": "at most", "<": "less than"
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file that must hold a mapping."""
+    """A YAML file that must hold a mapping. Its secrets are redacted from now on in whatever is written."""
     try:
         value = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except FileNotFoundError:
@@ -59,6 +60,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         raise BadFileError(path, f"must hold a mapping of settings, not {type(value).__name__}")
+    remember_secrets(value)
     return {str(key): _with_floats(item) for key, item in value.items()}
 
 
@@ -76,6 +78,7 @@ def parse_words(words: Sequence[str], *, texts: Sequence[str] = ()) -> dict[str,
         if key in texts and not isinstance(value, str | None):
             value = text
         _set(merged, key.split("."), value, word)
+    remember_secrets(merged)
     return merged
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rollbook.train.batch import COLUMNS, Batch, with_columns
-from rollbook.train.losses import CrossEntropy, Loss, LossInputs, LossOutput
+from rollbook.train.losses import CrossEntropy, Loss, LossInputs, LossOutput, loss_of
 from rollbook.train.metrics import Sums, Tally, token_metrics
 from rollbook.train.model import Model
 from rollbook.train.optimizer import Optimizer
@@ -138,7 +138,7 @@ class Engine:
     def add_gradient(self, batch: Batch, loss: Loss, weight: float) -> tuple[TokenOutputs, LossOutput]:
         """Adds the gradient of a micro-batch to those that are there, as a part of a step of `weight`."""
         outputs = self.model.outputs(batch, entropy=self._entropy)
-        made = loss(LossInputs(outputs.logprob_N, batch.example_N, batch.columns_N))
+        made = loss_of(loss, LossInputs(outputs.logprob_N, batch.example_N, batch.columns_N))
         torch.autograd.backward(made.loss_sum / (weight or 1.0))
         self.optimizer.accumulate()
         return outputs, made
@@ -147,7 +147,7 @@ class Engine:
         """A process without data takes part in the same sums: the loss names its facts for no tokens."""
         none_N = torch.zeros(0, device=self.processes.device)
         columns_N: Mapping[str, Tensor] = defaultdict(lambda: none_N, dict.fromkeys(columns, none_N))
-        made = loss(LossInputs(none_N, none_N.long(), columns_N))
+        made = loss_of(loss, LossInputs(none_N, none_N.long(), columns_N))
         outputs = TokenOutputs(none_N, none_N if self._entropy else None)
         tally.add(made.loss_sum, token_metrics(columns_N, outputs, made))
 

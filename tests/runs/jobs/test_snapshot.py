@@ -61,7 +61,7 @@ def test_everything_is_there(tmp_path: Path, repository: Path) -> None:
     assert not any(SECRET in path.read_text() for path in archive.iterdir())
     assert "+lr = 2" in (archive / "code.diff").read_text()
     assert json.loads((archive / "config.json").read_bytes())["lr"] == 1
-    assert (archive / "config.yaml").read_text() == "lr: 1  # comment\napi_key: [redacted]\n"
+    assert (archive / "config.yaml").read_text() == 'lr: 1  # comment\napi_key: "[redacted]"\n'
     command = json.loads((archive / "command.json").read_bytes())
     assert command["command"] == [sys.executable, "train.py", "--api-key", "[redacted]"]
     assert command["cwd"] == str(repository)

@@ -25,6 +25,7 @@ from rollbook.records.atomic import replacing
 from rollbook.records.line_secrets import LineSecrets
 from rollbook.records.logtree.tree import Node, Trace
 from rollbook.records.logtree.values import to_text
+from rollbook.records.versions import made_by_newer
 from rollbook.version import __version__
 
 SCHEMA_VERSION = 1
@@ -89,11 +90,11 @@ def _writing(file: IO[bytes], trace: Trace, html_name: str | None) -> Iterator[A
         "text": "plain",
     }
     comma, secrets = b"", LineSecrets()
-    file.write(secrets.cleaned(_dumps(top)[:-1] + b',"root":' + _opening(trace.root)))
+    file.write(secrets.cleaned_json(_dumps(top)[:-1] + b',"root":' + _opening(trace.root)))
 
     def add(child: Node | str) -> None:
         nonlocal comma
-        file.write(comma + secrets.cleaned(_encoded(child)))
+        file.write(comma + secrets.cleaned_json(_encoded(child)))
         comma = b","
 
     yield add
@@ -150,6 +151,9 @@ def read(path: str | os.PathLike[str]) -> Trace:
     top = _parsed(file, raw)
     if not isinstance(top, dict) or not isinstance(top.get("root"), dict):
         raise BadFileError(file, "is JSON but not a logtree: it has no root node")
+    is_ours = to_text(top.get("writer", "")).startswith("rollbook ")
+    if is_ours and (why := made_by_newer(top.get("schema_version"), SCHEMA_VERSION)):
+        raise BadFileError(file, why)
     root = _node_tree(top["root"], escaped=top.get("text") != "plain")
     link = top.get("path")
     return Trace(

@@ -42,7 +42,7 @@ _TAIL_WINDOW = 1 << 16
 
 def encode_item(event: Event) -> bytes:
     """One event as one line; whatever the values are, YAML and JSON read the same back."""
-    plain = orjson.loads(LineSecrets().cleaned(encode(to_plain(event))))
+    plain = orjson.loads(LineSecrets().cleaned_json(encode(to_plain(event))))
     return f"- {_flow(plain)}\n".encode()
 
 

@@ -24,11 +24,12 @@ from typing import Any
 import orjson
 import psutil
 
-from rollbook.records.atomic import write_atomic
+from rollbook.records.atomic import replacing, write_atomic
 from rollbook.records.code_state import CodeState, capture_code, write_code_diff
 from rollbook.records.config import write_config
 from rollbook.records.plain import encode_document, to_plain, utc_now
-from rollbook.records.redact import redact_tree, redact_yaml
+from rollbook.records.redact import redact_tree
+from rollbook.records.redact_configs import redact_yaml
 from rollbook.runs.jobs.fingerprint import Fingerprinter
 from rollbook.runs.jobs.job import Job
 from rollbook.runs.jobs.system import cpu_facts, query_gpus
@@ -138,9 +139,11 @@ def _command(job: Job) -> dict[str, Any]:
 
 
 def _copy_config(path: Path, source: Path) -> None:
-    """Copy the file with its comments, without its secrets."""
+    """Copy the file with its comments, without its secrets, and no more open to others than it is."""
     text = source.read_bytes().decode("utf-8", "surrogateescape")
-    write_atomic(path, redact_yaml(text).encode("utf-8", "surrogateescape"))
+    with replacing(path) as file:
+        os.fchmod(file.fileno(), source.stat().st_mode & os.fstat(file.fileno()).st_mode & 0o777)
+        file.write(redact_yaml(text).encode("utf-8", "surrogateescape"))
 
 
 def _versions(job: Job) -> dict[str, Any]:

@@ -9,6 +9,7 @@ records the run as lost.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
@@ -22,6 +23,8 @@ from typing import Any
 from rollbook.errors import RollbookError, UsageError
 from rollbook.records.identity import new_history_id
 from rollbook.records.layout import sanitize
+from rollbook.records.redact import redact_tree
+from rollbook.records.redact_configs import redact_yaml
 from rollbook.runs.jobs.child import GuardianLink, Stream, start_child, stdin_for_child
 from rollbook.runs.jobs.job import Job, Started
 from rollbook.runs.jobs.ledger import Ledger, RunEnd, RunStart, Status
@@ -49,8 +52,17 @@ def supervise(
     """
     if not job.command:
         raise UsageError("no command to run; give one after `--`")
+    _learn_secrets(job)
     with SignalQueue() as signals:
         return _Supervisor(job, ledger or Ledger(job.artifacts), signals, terminal, on_start).run()
+
+
+def _learn_secrets(job: Job) -> None:
+    """What the job's command, environment and config hold is redacted in all that is written of it."""
+    redact_tree([list(job.command), job.env, job.config], remember=True)
+    if job.config_path is not None and job.config_path.is_file():
+        with contextlib.suppress(OSError):
+            redact_yaml(job.config_path.read_text("utf-8", "surrogateescape"), remember=True)
 
 
 class _Supervisor:

@@ -1,6 +1,16 @@
 """The losses: each a struct of its settings with its formula; `AnyLoss` is what a config may name."""
 
-from rollbook.train.losses.base import Loss, LossInputs, LossOutput, Reason, ratio_of, weighted_sum
+from rollbook.train.losses.base import (
+    Loss,
+    LossError,
+    LossInputs,
+    LossOutput,
+    Reason,
+    loss_of,
+    place_of_own,
+    ratio_of,
+    weighted_sum,
+)
 from rollbook.train.losses.cross_entropy import CrossEntropy
 from rollbook.train.losses.dppo import Dppo, Ipo, ReferenceKl
 from rollbook.train.losses.importance_sampling import ImportanceSampling
@@ -15,11 +25,14 @@ __all__ = [
     "ImportanceSampling",
     "Ipo",
     "Loss",
+    "LossError",
     "LossInputs",
     "LossOutput",
     "PpoClip",
     "Reason",
     "ReferenceKl",
+    "loss_of",
+    "place_of_own",
     "ratio_of",
     "weighted_sum",
 ]

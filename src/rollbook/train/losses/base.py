@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 
+from rollbook.errors import RollbookError
+from rollbook.rollouts.failures import error_with_place, name_and_place
+
 if TYPE_CHECKING:  # a config names losses, and reading one loads no torch
     from torch import Tensor
 
@@ -68,6 +71,66 @@ class Loss(msgspec.Struct, tag_field="name", frozen=True, kw_only=True, forbid_u
         """Its name, its settings, and the thresholds that are none: all that its masks follow from."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found | {name: getattr(self, name) for name in self.fixed}
+
+
+class LossError(RollbookError):
+    """A loss failed, or returned something else than a loss; the text names its function and file."""
+
+
+def loss_of(loss: Loss, given: LossInputs) -> LossOutput:
+    """Call a loss, which may be a user's own, and check what it returns."""
+    try:
+        made = loss(given)
+    except RollbookError:
+        raise
+    except Exception as error:
+        if _is_of_the_machine(error):
+            raise
+        raise LossError(f"the loss {place_of(loss)} failed: {error_with_place(error)}") from error
+    if why := _flaw(made, given):
+        raise LossError(f"the loss {place_of(loss)} {why}")
+    return made
+
+
+def place_of(loss: Loss) -> str:
+    """`Class.__call__ (file:line)`"""
+    return name_and_place(type(loss).__call__.__get__(loss))
+
+
+def place_of_own(loss: Loss) -> str:
+    """The same of a loss that is not built in; else nothing."""
+    return "" if type(loss).__module__.startswith("rollbook.") else place_of(loss)
+
+
+def _is_of_the_machine(error: Exception) -> bool:
+    """Out of memory, for which the engine has an answer of its own."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError | MemoryError)
+
+
+def _flaw(made: Any, given: LossInputs) -> str | None:
+    import torch
+
+    if not isinstance(made, LossOutput):
+        return f"returned a {type(made).__name__}; it must return a LossOutput(loss_sum, facts_N)"
+    total, count = made.loss_sum, given.logprob_N.shape[0]
+    if not isinstance(total, torch.Tensor):
+        return f"returned a loss_sum of type {type(total).__name__}; it must be a tensor, made of logprob_N"
+    if total.numel() != 1 or total.dim() != 0:
+        return f"returned a loss_sum of shape {list(total.shape)}; it must be one number: use weighted_sum"
+    if given.logprob_N.requires_grad and not total.requires_grad:
+        return "returned a loss_sum without a gradient; it must be made of logprob_N, which is not detached"
+    if not isinstance(made.facts_N, dict):
+        return f"returned facts of type {type(made.facts_N).__name__}; they must be a dict of tensors"
+    for name, fact_N in made.facts_N.items():
+        if not isinstance(fact_N, torch.Tensor):
+            return f"returned the fact {name!r} as a {type(fact_N).__name__}; it must be a tensor"
+        if fact_N.shape != (count,):
+            return (
+                f"returned the fact {name!r} of shape {list(fact_N.shape)}; it must be {[count]}: one a token"
+            )
+    return None
 
 
 class Ratio(NamedTuple):

@@ -117,6 +117,7 @@ def regrade(
                     f"another; {output} was not written"
                 )
         job.manifest.details = changes.report()
+        job.manifest.graders = [source.describe()]
     grades.path.unlink()
     return job.manifest
 

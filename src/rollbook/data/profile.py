@@ -19,6 +19,7 @@ import orjson
 
 from rollbook.data.coverage import Planned, planned_by
 from rollbook.data.job import DataJob
+from rollbook.data.mixed_graders import note_different_graders
 from rollbook.data.progress import NO_PROGRESS, Progress
 from rollbook.data.rollout_table import rollout_table, rows_at, task_fields
 from rollbook.errors import UsageError
@@ -124,6 +125,7 @@ def profile(
                 job.write(orjson.dumps(_line(task, ks, expected, task_fields(sample[1]))))
         job.manifest.details = summary.report(planned.tasks)
         job.manifest.coverage = summary.coverage(planned)
+        note_different_graders(job)
     return job.manifest
 
 

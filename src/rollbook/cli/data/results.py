@@ -35,9 +35,18 @@ _PAIRLESS = (
 )
 
 
-def warn_of_nothing(manifest: DataManifest) -> None:
-    if manifest.output is None or manifest.rows_out:
-        return
+def warn(manifest: DataManifest) -> None:
+    """On stderr: of rewards that do not compare, and of an output without rows."""
+    from rollbook.cli.output import printable
+    from rollbook.data.mixed_graders import warning_of
+
+    if (mixed := warning_of(manifest.details)) is not None:
+        print(f"warning: {printable(mixed)}", file=sys.stderr)
+    if manifest.output is not None and not manifest.rows_out:
+        _warn_of_nothing(manifest)
+
+
+def _warn_of_nothing(manifest: DataManifest) -> None:
     counts, rows = manifest.counts, manifest.rows_in
     hints = [text for name, text in _PAIRLESS if counts.get(name) == 0]
     hints += [text for name, text in _DROPPED_ALL.items() if counts.get(name)]

@@ -31,6 +31,7 @@ from rollbook.data.rollouts import Exchange, Unusable, exchange_of, reward_of
 from rollbook.query.connection import Kept
 from rollbook.records.datasets import DataManifest
 from rollbook.records.identity import task_id
+from rollbook.records.numbers import std_error
 from rollbook.records.rows import Row, encode_row, sorted_json
 
 Format = Literal["trl", "llamafactory"]
@@ -170,5 +171,7 @@ def _count(job: DataJob, table: Kept, keep_truncated: bool) -> None:
     for name, count in counts.items():
         if count or name in _ALWAYS:
             job.count(name, count)
-    mean, least, most = table.one("select avg(gap), min(gap), max(gap) from pairs")
-    job.manifest.details |= {"gap_mean": mean, "gap_min": least, "gap_max": most}
+    moments = "count(gap), avg(gap), stddev_samp(gap), min(gap), max(gap)"
+    count, mean, std, least, most = table.one(f"select {moments} from pairs")
+    gap = {"mean": mean, "std_error": std_error(std, count), "min": least, "max": most}
+    job.manifest.details |= {f"gap_{name}": value for name, value in gap.items()}

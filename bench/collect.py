@@ -2,6 +2,7 @@
 
     python bench/collect.py [--rounds 3] [--quick]     how fast
     python bench/collect.py --million                  how it bears a million rows
+    python bench/collect.py --errors                   what a server's errors cost
 
 Every measurement is a fresh process; the sides take turns, in the opposite order every second round, and the
 table shows medians. `steady` is rollouts a second from the first request to the last, by the server's clock,
@@ -29,6 +30,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from collect_errors import errors_section
 from collect_measure import (
     HERE,
     Measured,
@@ -183,11 +185,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one small round, to try it out; writes nothing")
     parser.add_argument("--million", action="store_true", help="a million rows instead of the comparison")
+    parser.add_argument(
+        "--errors", action="store_true", help="a server with errors instead of the comparison"
+    )
     arguments = parser.parse_args()
     scale = 0.05 if arguments.quick else 1.0
     if arguments.million:
         origin = provenance({"rollbook": version("rollbook")}, 1)
         name, body = "collect-million", million_section(scale, origin)
+    elif arguments.errors:
+        rounds = 1 if arguments.quick else arguments.rounds
+        origin = provenance({"rollbook": version("rollbook")}, rounds)
+        name, body = "collect-errors", errors_section(rounds, scale, origin)
     else:
         if not (COLLECTORS.is_ready() and GYM_ENVIRONMENT.is_ready()):
             raise SystemExit("the peers are not installed: run `python bench/setup_collectors.py`")

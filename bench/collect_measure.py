@@ -44,9 +44,13 @@ class Server:
 
 
 @contextlib.contextmanager
-def instant_server() -> Iterator[Server]:
+def instant_server(*words: str) -> Iterator[Server]:
+    """`words` are for a server that is not: see there."""
     process = subprocess.Popen(
-        [sys.executable, HERE / "collect_server.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, HERE / "collect_server.py", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -65,6 +69,7 @@ class Measured:
     cpu_seconds: float  # user and system, of its child processes too
     peak_bytes: int  # resident, of the largest process
     requests: int
+    refused: int  # of the requests
     first_request_s: float  # after the start
     requests_s: float  # from the first request to the last
     in_flight: int
@@ -108,6 +113,7 @@ def measure(
         cpu_seconds=usage.ru_utime + usage.ru_stime,
         peak_bytes=usage.ru_maxrss * 1024,
         requests=int(stats["count"]),
+        refused=int(stats["refused"]),
         first_request_s=stats["first"] - started,
         requests_s=stats["last"] - stats["first"],
         in_flight=in_flight,

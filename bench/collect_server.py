@@ -10,7 +10,9 @@ other GET gets the configuration in which NeMo Gym's collector looks up where it
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import random
 import sys
 import time
 from typing import cast
@@ -74,29 +76,45 @@ def agents(port: int) -> bytes:
     return json.dumps({"bench": {"responses_api_agents": {"instant": agent}}}).encode()
 
 
-def http(body: bytes) -> bytes:
-    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+def http(body: bytes, status: str = "200 OK") -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
 _COMPLETION, _VERIFIED = http(completion()), http(verified())
+_BUSY = http(b"{}", "429 Too Many Requests")
+_ERRORS = [_BUSY, http(b"{}", "500 Internal Server Error"), http(b"{}", "503 Service Unavailable")]
 
 
 class Stats:
     first = last = 0.0
-    count = 0
+    count = refused = 0
     port = 0
 
     def take(self) -> bytes:
-        body = json.dumps({"first": self.first, "last": self.last, "count": self.count}).encode()
+        taken = {"first": self.first, "last": self.last, "count": self.count, "refused": self.refused}
         self.first = self.last = 0.0
-        self.count = 0
-        return http(body)
+        self.count = self.refused = 0
+        return http(json.dumps(taken).encode())
+
+
+class Trouble:
+    """What keeps a request from being answered at once."""
+
+    def __init__(self, latency_s: float = 0.0, errors: float = 0.0, room: int = sys.maxsize) -> None:
+        self.latency_s, self._errors, self._room = latency_s, errors, room
+        self._chance, self._next = random.Random(1), itertools.cycle(_ERRORS)
+        self.now = 0
+
+    def refusal(self) -> bytes | None:
+        if self.now >= self._room:
+            return _BUSY
+        return next(self._next) if self._errors and self._chance.random() < self._errors else None
 
 
 class Instant(asyncio.Protocol):
-    def __init__(self, stats: Stats) -> None:
-        self._stats = stats
+    def __init__(self, stats: Stats, trouble: Trouble) -> None:
+        self._stats, self._trouble = stats, trouble
         self._rest = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -119,7 +137,19 @@ class Instant(asyncio.Protocol):
         stats.last = time.monotonic()
         stats.first = stats.first or stats.last
         stats.count += 1
-        self._transport.write(_VERIFIED if data.startswith(b"POST /run ") else _COMPLETION)
+        answer = _VERIFIED if data.startswith(b"POST /run ") else _COMPLETION
+        if (refusal := self._trouble.refusal()) is not None:
+            stats.refused += 1
+            self._transport.write(refusal)
+        elif self._trouble.latency_s:
+            self._trouble.now += 1
+            asyncio.get_running_loop().call_later(self._trouble.latency_s, self._answer, answer)
+        else:
+            self._transport.write(answer)
+
+    def _answer(self, answer: bytes) -> None:
+        self._trouble.now -= 1
+        self._transport.write(answer)
 
 
 def _length(head: bytes) -> int:
@@ -128,9 +158,9 @@ def _length(head: bytes) -> int:
     return int(head[place : end if end >= 0 else None])
 
 
-async def serve() -> None:
+async def serve(trouble: Trouble) -> None:
     loop, stats = asyncio.get_running_loop(), Stats()
-    server = await loop.create_server(lambda: Instant(stats), "127.0.0.1", 0, backlog=4096)
+    server = await loop.create_server(lambda: Instant(stats, trouble), "127.0.0.1", 0, backlog=4096)
     stats.port = server.sockets[0].getsockname()[1]
     print(stats.port, flush=True)
     await loop.run_in_executor(None, sys.stdin.read)  # until whoever started us closes it
@@ -138,4 +168,5 @@ async def serve() -> None:
 
 if __name__ == "__main__":
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve())
+        given = sys.argv[1:]
+        runner.run(serve(Trouble(float(given[0]), float(given[1]), int(given[2])) if given else Trouble()))

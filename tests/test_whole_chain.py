@@ -108,7 +108,7 @@ CHAIN = [
     ("dataset", "chat.jsonl", "verified"),
     ("dataset", "good.jsonl", "verified"),
     ("collection", "rollouts.jsonl", "verified"),
-    ("tasks", "rollouts_tasks.jsonl", "verified"),
+    ("tasks", "rollouts_tasks.ndjson", "verified"),
     ("environment", "arithmetic", "verified"),
     ("policy", "['4']", "unrecorded"),
     ("model", "model", "verified"),
@@ -137,7 +137,7 @@ def test_it_is_printed_as_a_tree_by_name_and_in_the_history(made: Path) -> None:
     assert node["facts"]["coverage"] == {"expected": 12, "ok": 12, "failed": 0, "missing": 0}
 
 
-@pytest.mark.parametrize("name", ["good.jsonl", "rollouts_tasks.jsonl", "mix.jsonl"])
+@pytest.mark.parametrize("name", ["good.jsonl", "rollouts_tasks.ndjson", "mix.jsonl"])
 def test_one_changed_row_is_named(project: Path, made: Path, name: str) -> None:
     aside = made.with_name("aside")
     made.rename(aside)

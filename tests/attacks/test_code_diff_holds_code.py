@@ -24,7 +24,8 @@ def repo(tmp_path: Path) -> Path:
     (tmp_path / "artifacts" / "archives").mkdir(parents=True)
     (tmp_path / "artifacts" / "index.yaml").write_text("runs:\n")
     (tmp_path / "artifacts" / "archives" / "code.diff").write_text("of a former diff\n")
-    for name in ("w.jsonl", "w_failures.jsonl", "w_manifest.json", "w_progress.json", "w_tasks.jsonl"):
+    endings = ("_failures.ndjson", "_tasks.ndjson", "_failures.jsonl", "_manifest.json", "_progress.json")
+    for name in ("w.jsonl", *(f"w{ending}" for ending in endings)):
         (tmp_path / name).write_text("{}\n")
     return tmp_path
 

@@ -29,7 +29,7 @@ def waits_for_another(task, answer):
     return 1.0
 
 def failed():
-    path = here / "out_failures.jsonl"
+    path = here / "out_failures.ndjson"
     return path.exists() and path.stat().st_size
 
 @single_turn
@@ -106,7 +106,7 @@ def test_a_time_limit_ends_it(project: Path) -> None:
     words = ["rollout_timeout_s=0.5", "retry.timeout=1", "num_samples_in_parallel=1"]
     code, rewards, said = collect(project, "outlasts_its_time", *words)
     assert (code, rewards) == (3, [1.0] * 5), said
-    (failure,) = (project / "out_failures.jsonl").read_bytes().splitlines()
+    (failure,) = (project / "out_failures.ndjson").read_bytes().splitlines()
     assert b'"timeout"' in failure
 
 

@@ -42,7 +42,7 @@ def test_a_sidecar_that_is_replaced_whole_takes_the_place_of_the_link(
     assert victim.read_bytes() == PRECIOUS
 
 
-@pytest.mark.parametrize("sidecar", ["out_failures.jsonl", ".out.jsonl.lock", ".out_failures.jsonl.lock"])
+@pytest.mark.parametrize("sidecar", ["out_failures.ndjson", ".out.jsonl.lock", ".out_failures.ndjson.lock"])
 def test_a_sidecar_that_is_appended_to_is_refused(sidecar: str, tmp_path: Path, victim: Path) -> None:
     (tmp_path / sidecar).symlink_to(victim)
     small_input(tmp_path, 2)

@@ -238,9 +238,9 @@ def test_tasks_of_the_environments_own(tmp_path: Path) -> None:
     config(tmp_path)
     words = ("input_jsonl_fpath=null", "limit=3")
     assert run(tmp_path, *words).done == 3
-    tasks = (tmp_path / "out_tasks.jsonl").read_bytes()
+    tasks = (tmp_path / "out_tasks.ndjson").read_bytes()
     assert run(tmp_path, "input_jsonl_fpath=null", "limit=5").done_before == 3
-    assert (tmp_path / "out_tasks.jsonl").read_bytes().startswith(tasks)
+    assert (tmp_path / "out_tasks.ndjson").read_bytes().startswith(tasks)
     with pytest.raises(UsageError, match=r"meaning\.seed: was 0, now 1"):
         run(tmp_path, *words, "seed=1")
     with pytest.raises(UsageError, match="the environment now makes other tasks"):
@@ -251,7 +251,7 @@ def test_tasks_of_the_environments_own(tmp_path: Path) -> None:
 
 
 def test_tasks_that_cannot_be_made_to_the_end_leave_the_old_ones(tmp_path: Path) -> None:
-    path = tmp_path / "out_tasks.jsonl"
+    path = tmp_path / "out_tasks.ndjson"
     write_tasks(path, (row(f"t{number}") for number in range(3)))
     before = path.read_bytes()
 
@@ -297,7 +297,7 @@ def test_failures_are_typed_records_without_rewards(tmp_path: Path) -> None:
     progress = run(tmp_path, "retry.bad_answer=2", "retry.first_wait_s=0.001")
     assert (progress.status, progress.failed, progress.missing) == ("failed", 6, 6)
     assert (progress.failures, progress.reward_mean) == ({"bad_answer": 12}, None)
-    failures = [orjson.loads(line) for line in (tmp_path / "out_failures.jsonl").read_bytes().splitlines()]
+    failures = [orjson.loads(line) for line in (tmp_path / "out_failures.ndjson").read_bytes().splitlines()]
     assert {failure["_rb_key"] for failure in failures} == expected_keys(6)
     for failure in failures:
         assert (failure["kind"], len(failure["attempts"])) == ("bad_answer", 2)

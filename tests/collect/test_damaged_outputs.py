@@ -52,11 +52,11 @@ def test_an_output_with_blank_lines_is_put_in_order_whole(tmp_path: Path) -> Non
 def test_bad_failures_are_put_aside_by_the_command_that_is_named(tmp_path: Path) -> None:
     small_input(tmp_path, 2)
     config(tmp_path)
-    failures = tmp_path / "out_failures.jsonl"
+    failures = tmp_path / "out_failures.ndjson"
     failures.write_text("no JSON\n")
-    with pytest.raises(BadLineError, match=r"out_failures\.jsonl:1: ") as refused:
+    with pytest.raises(BadLineError, match=r"out_failures\.ndjson:1: ") as refused:
         run(tmp_path)
     (named,) = re.findall(r"type (mv .*), then", str(refused.value))
     subprocess.run(named, shell=True, check=True)
     assert run(tmp_path).done == 2
-    assert failures.with_name("out_failures.jsonl.bad").read_text() == "no JSON\n"
+    assert failures.with_name("out_failures.ndjson.bad").read_text() == "no JSON\n"

@@ -67,7 +67,7 @@ def test_a_drain_ends_in_order_though_the_server_hangs(tmp_path: Path) -> None:
         {},
     )
     assert progress.reason == "stop_after=0.3s is over, 4 abandoned 0.2s later"
-    assert (tmp_path / "out_failures.jsonl").read_bytes() == b""
+    assert (tmp_path / "out_failures.ndjson").read_bytes() == b""
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -103,7 +103,7 @@ def test_a_rollout_that_takes_too_long_is_a_failure_of_its_own(workers: int, tmp
     config(tmp_path, script(tmp_path, HANGS))
     progress = run(tmp_path, "rollout_timeout_s=0.1", "retry.timeout=1", f"workers={workers}")
     assert (progress.failures, progress.done) == ({"timeout": 1}, 1)
-    (failure,) = results(tmp_path / "out_failures.jsonl")
+    (failure,) = results(tmp_path / "out_failures.ndjson")
     assert "took longer than 0.1 s" in failure["message"]
 
 
@@ -114,7 +114,7 @@ def test_a_call_that_takes_too_long_is_a_failure_that_names_it(workers: int, tmp
     config(tmp_path, script(tmp_path, HANGS))
     progress = run(tmp_path, "call_timeout_s=0.1", "retry.timeout=1", f"workers={workers}")
     assert (progress.failures, progress.done) == ({"timeout": 1}, 1)
-    (failure,) = results(tmp_path / "out_failures.jsonl")
+    (failure,) = results(tmp_path / "out_failures.ndjson")
     assert failure["message"] == "ScriptedPolicy.act took longer than 0.1 s"
     assert "reward" not in failure
 

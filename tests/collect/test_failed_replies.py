@@ -68,7 +68,7 @@ def failed(directory: Path, environment: str, *words: str, body: str = REPLY) ->
     (directory / "rollbook.yaml").write_text(yaml.safe_dump({"agents": {"a": agent}}))
     ended = command(directory, *words, "retry.first_wait_s=0")
     assert ended.returncode == 3, ended.stderr
-    (record,) = results(directory / "out_failures.jsonl")
+    (record,) = results(directory / "out_failures.ndjson")
     return record
 
 

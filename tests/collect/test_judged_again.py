@@ -75,7 +75,7 @@ def test_a_reply_that_nobody_judges_is_lost_and_paid_for(tmp_path: Path) -> None
     assert collect_with(Late(99), tmp_path, "retry.judge=3") == 3
     replies = {path.name for path in (tmp_path / "asked").iterdir()}
     assert len(replies) == 4
-    failed = results(tmp_path / "out_failures.jsonl")
+    failed = results(tmp_path / "out_failures.ndjson")
     assert {record["response"]["output"][0]["content"][0]["text"] for record in failed} == replies
     progress = read_progress(tmp_path / "out_progress.json")
     assert (progress.done, progress.failed, progress.failures) == (0, 4, {"judge": 12})

@@ -8,10 +8,14 @@ from typing import Any
 import orjson
 import pytest
 
+import rollbook
 from collecting import config, run, script, small_input
+from rollbook.audit.find import find_thing
 from rollbook.collect.manifest import Manifest, Session, read_manifest
+from rollbook.data.stats import stats
 from rollbook.errors import BadFileError, UsageError
 from rollbook.records.complete import FileFacts
+from rollbook.runs.resolve import Role, find_sources
 
 VERSION_1 = {
     "schema_version": 1,
@@ -118,3 +122,36 @@ def test_lines_that_were_moved_say_so(tmp_path: Path) -> None:
     assert "ordered" not in orjson.loads((tmp_path / "out_manifest.json").read_bytes())
     run(tmp_path, "ordered=true")
     assert orjson.loads((tmp_path / "out_manifest.json").read_bytes())["ordered"] is True
+
+
+def test_a_collection_whose_files_have_their_names_of_before_goes_on_with_them(tmp_path: Path) -> None:
+    fails = (
+        "if not (pathlib.Path(__file__).parent / 'mended').exists():\n    raise ValueError('no')\nreturn '2'"
+    )
+    config(tmp_path, script(tmp_path, fails))
+    own = ("input_jsonl_fpath=null", "limit=3", "retry.bad_answer=1", "retry.environment=1")
+    assert run(tmp_path, *own, "max_failure_rate=1").failed == 3
+    for name in ("failures", "tasks"):
+        (tmp_path / f"out_{name}.ndjson").rename(tmp_path / f"out_{name}.jsonl")
+    manifest = tmp_path / "out_manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b"_tasks.ndjson", b"_tasks.jsonl"))
+    before = (tmp_path / "out_failures.jsonl").read_bytes()
+    assert run(tmp_path, *own, "max_failure_rate=1").failed == 3
+    assert (tmp_path / "out_failures.jsonl").read_bytes().startswith(before)
+    (tmp_path / "mended").touch()
+    assert run(tmp_path, *own).missing == 0
+    assert orjson.loads(manifest.read_bytes())["input"] == str(tmp_path / "out_tasks.jsonl")
+    assert not list(tmp_path.glob("*.ndjson"))
+    assert sum(stats([tmp_path / "out.jsonl"]).failures.values()) == 6
+    assert find_sources([tmp_path / "out.jsonl"]).of(Role.FAILURES)[0].path.name == "out_failures.jsonl"
+    assert find_thing(tmp_path / "out_failures.jsonl").path == tmp_path / "out.jsonl"
+    assert rollbook.audit(tmp_path / "out_failures.jsonl").findings == []
+
+
+@pytest.mark.parametrize("name", ["out_tasks.jsonl", "out_failures.jsonl"])
+def test_a_file_of_somebodys_with_a_name_of_before_is_left_alone(name: str, tmp_path: Path) -> None:
+    config(tmp_path)
+    (tmp_path / name).write_text("mine\n")
+    run(tmp_path, "input_jsonl_fpath=null", "limit=3")
+    assert (tmp_path / name).read_text() == "mine\n"
+    assert (tmp_path / "out_tasks.ndjson").exists() and (tmp_path / "out_failures.ndjson").exists()

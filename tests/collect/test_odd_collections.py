@@ -12,10 +12,12 @@ from typing import Any
 
 import orjson
 import pytest
+import xxhash
 
 from collecting import (
     COLLECT,
     PATIENCE,
+    ROLLBOOK,
     assert_exactly_once,
     command,
     config,
@@ -28,10 +30,12 @@ from collecting import (
     settings,
     small_input,
     start,
+    words,
     write_rows,
 )
 from rollbook.collect import collect as collector
 from rollbook.collect.manifest import read_manifest
+from rollbook.collect.output import Found, verify
 from rollbook.collect.settings import encode_settings
 from rollbook.errors import Interrupted, UsageError
 from rollbook.policies.scripted import ScriptedPolicy
@@ -41,7 +45,7 @@ from rollbook.runs.frames import frame
 
 
 def failures(directory: Path) -> list[dict[str, Any]]:
-    return [orjson.loads(line) for line in (directory / "out_failures.jsonl").read_bytes().splitlines()]
+    return [orjson.loads(line) for line in (directory / "out_failures.ndjson").read_bytes().splitlines()]
 
 
 def with_env(directory: Path, source: str) -> None:
@@ -162,7 +166,7 @@ def test_many_failures_are_durable_without_a_sync_each(
     config(tmp_path, script(tmp_path, "raise ValueError('no')"))
     progress = run(tmp_path, "retry.bad_answer=1", "max_failure_rate=1")
     assert progress.failed == len(failures(tmp_path)) == 300
-    assert 1 <= synced.count("out_failures.jsonl") < 100
+    assert 1 <= synced.count("out_failures.ndjson") < 100
 
 
 def test_the_mean_reward_of_a_resumed_collection_is_that_of_the_file(tmp_path: Path) -> None:
@@ -242,18 +246,83 @@ def test_a_drain_lets_go_of_what_a_limit_holds_back(workers: int, tmp_path: Path
     assert_exactly_once(tmp_path / "out.jsonl", expected_keys(50))
 
 
-def test_a_signal_while_the_finished_file_is_checked_is_heard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_signal_while_the_finished_file_is_checked_keeps_nothing_from_being_complete(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     small_input(tmp_path, 3)
     config(tmp_path)
-    monkeypatch.setattr(collector, "verify", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+
+    def interrupted(*arguments: Any) -> Found:
+        os.kill(os.getpid(), number)
+        return verify(*arguments)
+
+    monkeypatch.setattr(collector, "verify", interrupted)
+    before = signal.getsignal(number)
+    progress = run(tmp_path)
+    assert (progress.status, progress.missing) == ("completed", 0)
+    assert f"{number.name}: checking what was collected" in capfd.readouterr().err
+    assert signal.getsignal(number) == before
+    content = (tmp_path / "out.jsonl").read_bytes()
+    manifest = orjson.loads((tmp_path / "out_manifest.json").read_bytes())
+    assert manifest["output_xxh3_128"] == xxhash.xxh3_128_hexdigest(content)
+    assert (manifest["output_bytes"], manifest["coverage"]["missing"]) == (len(content), 0)
+
+
+@pytest.mark.parametrize("earlier", [0, 1])
+def test_a_second_signal_ends_the_check_of_the_finished_file(
+    earlier: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`earlier`: of the two, how many come while the last rollout runs."""
+    small_input(tmp_path, 3)
+    sends = f"os.kill({os.getpid()}, 15)\n" if earlier else ""
+    config(tmp_path, script(tmp_path, f"{sends}return '2'"))
+
+    def interrupted(*_: Any) -> None:
+        for _ in range(2 - earlier):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(collector, "verify", interrupted)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Interrupted):
-        run(tmp_path)
+        run(tmp_path, "limit=1")
     assert signal.getsignal(signal.SIGTERM) == before
     monkeypatch.undo()
-    assert run(tmp_path).missing == 0
+    config(tmp_path, script(tmp_path, "return '2'"))
+    assert run(tmp_path, "resume=always").missing == 0
+
+
+def test_a_signal_while_the_history_is_written_leaves_it_complete(tmp_path: Path) -> None:
+    """The command's own end: the signal comes when everything else is recorded."""
+    small_input(tmp_path, 3)
+    config(tmp_path)
+    code = (
+        "import os, signal\n"
+        "from rollbook.cli.main import main\n"
+        "from rollbook.collect.history import History\n"
+        "ended = History.ended\n"
+        "def interrupted(*arguments):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    ended(*arguments)\n"
+        "History.ended = interrupted\n"
+        "main()\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, "collect", *words(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    shown = subprocess.run(
+        [*ROLLBOOK, "history", "--json", f"--artifacts={tmp_path / 'artifacts'}"],
+        capture_output=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    (recorded,) = orjson.loads(shown.stdout)
+    assert (recorded["status"], recorded["exit_code"]) == ("completed", 0)
 
 
 def test_a_worker_whose_collector_is_gone_ends_without_a_word(tmp_path: Path) -> None:

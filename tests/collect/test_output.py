@@ -18,6 +18,7 @@ from rollbook.collect import collect as collector
 from rollbook.collect.input import Input, read_input
 from rollbook.collect.output import Found, find_done, put_in_order, verify
 from rollbook.errors import BadLineError, Interrupted, LockedError
+from rollbook.records.complete import file_facts
 from rollbook.records.identity import rollout_key
 from rollbook.records.locks import FileLock
 
@@ -229,3 +230,4 @@ def test_odd_lines_and_one_that_was_being_written(torn: bytes, tmp_path: Path) -
     output.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines) + torn)
     found = find_done(output, read_input(small_input(tmp_path, 50)), 2)
     assert (found.count, found.totals.rewards) == (48, 47)
+    assert found.facts == file_facts(output)  # of all bytes, in the pass that read the lines

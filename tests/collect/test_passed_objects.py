@@ -180,7 +180,7 @@ def test_an_answer_that_is_none_is_a_failure(tmp_path: Path) -> None:
 
     progress = rollbook.collect(config(tmp_path, limit=1), policy=Silent(), log=quiet)
     assert progress.failures == {"environment": 1}
-    (failure,) = results(tmp_path / "out_failures.jsonl")
+    (failure,) = results(tmp_path / "out_failures.ndjson")
     place = r"\(.*test_passed_objects\.py:\d+\)"
     assert re.fullmatch(rf"Silent\.act {place} must return a Completion, not NoneType", failure["message"])
 

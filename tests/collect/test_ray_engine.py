@@ -76,7 +76,7 @@ def test_a_reply_whose_grading_crashed_is_kept(tmp_path: Path) -> None:
     )
     (tmp_path / "own.py").write_text(grader)
     run(tmp_path, "engine=ray", f"agents.a.env.name={tmp_path}/own.py:own")
-    (record,) = results(tmp_path / "out_failures.jsonl")
+    (record,) = results(tmp_path / "out_failures.ndjson")
     assert record["response"]["output"][0]["content"][0]["text"] == "2"
 
 

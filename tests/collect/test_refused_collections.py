@@ -73,7 +73,7 @@ def test_a_collection_that_is_refused_by_the_lock_does_not_change_the_tasks_of_t
     tmp_path: Path,
 ) -> None:
     config(tmp_path)
-    tasks = tmp_path / "out_tasks.jsonl"
+    tasks = tmp_path / "out_tasks.ndjson"
     tasks.write_text("of the first\n")
     lock = FileLock(tmp_path / "out.jsonl")
     try:
@@ -88,19 +88,19 @@ def test_tasks_of_our_own_are_left_alone_when_other_settings_are_refused(tmp_pat
     config(tmp_path)
     own = ("input_jsonl_fpath=null", "max_failure_rate=1")
     run(tmp_path, *own, "limit=3")
-    before = (tmp_path / "out_tasks.jsonl").read_bytes()
+    before = (tmp_path / "out_tasks.ndjson").read_bytes()
     with pytest.raises(UsageError, match="temperature"):
         run(tmp_path, *own, "limit=5", "responses_create_params.temperature=1")
-    assert (tmp_path / "out_tasks.jsonl").read_bytes() == before
+    assert (tmp_path / "out_tasks.ndjson").read_bytes() == before
 
 
 def test_a_file_that_is_called_as_the_tasks_would_be_is_not_written_over(tmp_path: Path) -> None:
     config(tmp_path)
-    mine = write_rows(tmp_path / "out_tasks.jsonl", [row("mine")])
+    mine = write_rows(tmp_path / "out_tasks.ndjson", [row("mine")])
     before = mine.read_bytes()
     own = settings(tmp_path, "input_jsonl_fpath=null", "limit=3")
     for begin in (collect, dry_run):
-        with pytest.raises(UsageError, match=r"out_tasks\.jsonl exists.* add input_jsonl_fpath="):
+        with pytest.raises(UsageError, match=r"out_tasks\.ndjson exists.* add input_jsonl_fpath="):
             begin(own)
     assert mine.read_bytes() == before
 
@@ -114,7 +114,7 @@ def test_tasks_that_a_killed_session_left_are_gone_on_with(tmp_path: Path) -> No
     assert run(tmp_path, *own).done == 3
 
 
-@pytest.mark.parametrize("name", ["out.jsonl", "out_failures.jsonl"])
+@pytest.mark.parametrize("name", ["out.jsonl", "out_failures.ndjson"])
 def test_an_input_that_the_collection_would_write_to_is_refused(name: str, tmp_path: Path) -> None:
     config(tmp_path)
     mine = write_rows(tmp_path / name, [row("mine")])

@@ -300,10 +300,10 @@ def test_failures_that_hold_a_reply_become_rows(tmp_path: Path, monkeypatch: pyt
     agent = {"env": {"name": f"{tmp_path}/own.py:mine"}, "policy": {"kind": "scripted", "script": ["2"]}}
     (tmp_path / "rollbook.yaml").write_bytes(orjson.dumps({"agents": {"a": agent}}))
     assert run(tmp_path, "max_failure_rate=1").status == "failed"
-    (failed,) = read(tmp_path / "out_failures.jsonl")
+    (failed,) = read(tmp_path / "out_failures.ndjson")
     assert failed["row"]["id"] == "t1"
     env = _grader(tmp_path, "return 0.5")
-    regrade([tmp_path / "out_failures.jsonl"], tmp_path / "v.jsonl", env, force=True)
+    regrade([tmp_path / "out_failures.ndjson"], tmp_path / "v.jsonl", env, force=True)
     (row,) = read(tmp_path / "v.jsonl")
     assert (row["_rb_key"], row["reward"], row["reward_before"]) == (failed["_rb_key"], 0.5, None)
     assert "kind" not in row and row["responses_create_params"] == failed["row"]["responses_create_params"]

@@ -109,7 +109,7 @@ def test_the_response_of_several_turns() -> None:
     assert response["output"][2]["generation_log_probs"] == [-0.5]
     assert "generation_token_ids" not in response["output"][1]
     assert response["usage"]["total_tokens"] == 16
-    assert response["usage"]["input_tokens_details"] == {"cached_tokens": 4}
+    assert response["usage"]["input_tokens_details"] == {"cached_tokens": 4, "cache_write_tokens": 0}
     assert made.usage is not None
     assert (made.usage.input_tokens, made.usage.output_tokens, made.reward) == (10, 6, 0.5)
     assert line["num_turns"] == 2

@@ -200,7 +200,7 @@ def test_what_failed_attempts_used_is_counted_and_paid_for(tmp_path: Path, worke
     assert progress.failures == {"environment": attempts}
     assert (progress.lost_input_tokens, progress.lost_output_tokens) == (attempts * 2 * 5, attempts * 2 * 3)
     assert progress.cost == pytest.approx((60 * 10 + 36 * 100) / 1e6)
-    failed = results(tmp_path / "out_failures.jsonl")
+    failed = results(tmp_path / "out_failures.ndjson")
     used = [(tried["input_tokens"], tried["output_tokens"]) for one in failed for tried in one["attempts"]]
     assert used == [(10, 6)] * attempts
     shown = subprocess.run(

@@ -74,7 +74,7 @@ def test_a_rollout_that_kills_its_workers_is_given_up_and_no_other(workers: int,
     write_rows(tmp_path / "in.jsonl", rows)
     config(tmp_path, script(tmp_path, body))
     progress = run(tmp_path, f"workers={workers}", "num_samples_in_parallel=32", "retry.worker_lost=2")
-    failures = [orjson.loads(line) for line in (tmp_path / "out_failures.jsonl").read_bytes().splitlines()]
+    failures = [orjson.loads(line) for line in (tmp_path / "out_failures.ndjson").read_bytes().splitlines()]
     assert {failure["_rb_key"] for failure in failures} == {f"t{number}#0" for number in deadly}
     assert {failure["kind"] for failure in failures} == {"worker_lost"}
     assert (progress.done, progress.failed) == (37, 3)
@@ -198,7 +198,7 @@ def faulty(directory: Path) -> None:
 def test_whatever_an_environment_raises_is_the_failure_of_its_row(workers: int, tmp_path: Path) -> None:
     faulty(tmp_path)
     progress = run(tmp_path, f"workers={workers}")
-    failures = [orjson.loads(line) for line in (tmp_path / "out_failures.jsonl").read_bytes().splitlines()]
+    failures = [orjson.loads(line) for line in (tmp_path / "out_failures.ndjson").read_bytes().splitlines()]
     assert {failure["_rb_key"] for failure in failures} == {"t1#0", "t2#0", "t3#0", "t4#0"}
     assert {failure["kind"] for failure in failures} == {"environment"}
     assert (progress.done, progress.failed, progress.missing) == (3, 4, 4)
@@ -261,3 +261,78 @@ def test_no_more_workers_than_there_is_to_do(tmp_path: Path, monkeypatch: pytest
     run(tmp_path, "workers=8")
     assert started == [2, 1]
     assert_exactly_once(tmp_path / "out.jsonl", expected_keys(3, 1))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the children of a process")
+def test_workers_that_somebody_kills_while_they_start_are_no_reason_to_give_up(tmp_path: Path) -> None:
+    """More of them in a row than may end by themselves."""
+    small_input(tmp_path, 6)
+    policy = script(tmp_path, "return '2'")
+    (tmp_path / "starts").mkdir()
+    with (tmp_path / "script.py").open("a") as file:
+        file.write(
+            "\nimport signal, sys\n"
+            "starts = pathlib.Path(__file__).with_name('starts')\n"
+            "if 'worker' in sys.argv[0]:\n"
+            "    (starts / str(os.getpid())).touch()\n"
+            f"    if len(list(starts.iterdir())) <= {workers._MOST_DEATHS + 2}:\n"
+            "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        )
+    config(tmp_path, policy)
+    progress = run(tmp_path, "workers=2")
+    assert (progress.done, progress.failures) == (6, {})
+
+
+class NeverBegins:
+    """A worker that dies while it starts."""
+
+    def __init__(self, death: workers.WorkerDied) -> None:
+        self.was_ended = False
+        self._death = death
+
+    async def begin(self) -> None:
+        raise self._death
+
+    async def run(self, item: Item) -> Answer:
+        raise AssertionError("it was given an item")
+
+    async def ended(self) -> None:
+        raise AssertionError("it was waited for")
+
+    async def close(self) -> None:
+        self.was_ended = True
+
+    kill = close
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize(("was_killed", "starts"), [(False, 5), (True, 20)])
+def test_workers_that_never_begin_end_it_after_so_many_starts(
+    was_killed: bool, starts: int, alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(workers, "_FIRST_PAUSE_S", 0.0)
+    small_input(tmp_path, 1)
+    config(tmp_path)
+    started: list[NeverBegins] = []
+
+    async def start() -> NeverBegins:
+        started.append(NeverBegins(workers.WorkerDied("of something", was_killed=was_killed)))
+        return started[-1]
+
+    async def play() -> None:
+        group = workers.WorkerGroup(settings(tmp_path), start, "workers", "their messages are above")
+        try:
+            await group.run(Item(0, 0, "t0", b"{}", alone=alone))
+        finally:
+            await group.close()
+
+    why = (
+        r"20 workers in a row were killed .*if memory ran out .*set fewer workers="
+        if was_killed
+        else "5 workers"
+    )
+    with pytest.raises(RollbookError, match=why):
+        asyncio.run(play())
+    assert starts <= len(started) <= starts + 1  # another may be on its way
+    assert all(worker.was_ended for worker in started)

@@ -187,18 +187,18 @@ def test_the_command_reports_coverage_and_failures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "r.jsonl", [*rollouts(20), {"_rb_key": "t9#0", "stop_reason": "\x1b[2Jhidden"}])
-    write(tmp_path / "r_failures.jsonl", [{"_rb_key": "t7#1", "kind": "timeout"}] * 2)
+    write(tmp_path / "r_failures.ndjson", [{"_rb_key": "t7#1", "kind": "timeout"}] * 2)
     coverage = {"expected": 24, "ok": 21, "failed": 2, "missing": 3}
     manifest = {"rows": 6, "repeats": 4, "coverage": coverage}
     (tmp_path / "r_manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(SystemExit) as ended:
-        main(["data", "stats", f"{tmp_path}/r*.jsonl"])
+        main(["data", "stats", f"{tmp_path}/r*.jsonl", f"{tmp_path}/r*.ndjson"])
     assert ended.value.code == 0
     printed = capsys.readouterr().out
     assert "21 rows, 6 tasks (1 to 4 rows each, mean 3.5)" in printed
     assert "coverage: expected 24, ok 21, failed 2, missing 3" in printed
     assert "failures: 2 (timeout 2)" in printed
-    assert "r_failures.jsonl: failures of r" in printed
+    assert "r_failures.ndjson: failures of r" in printed
     assert "\x1b" not in printed
     line = next(line for line in printed.splitlines() if line.startswith("reward "))
     assert line.split()[1:4] == ["20", "1", "0"]

@@ -326,11 +326,12 @@ def test_names_with_the_letters_of_patterns(tmp_path: Path) -> None:
     assert keys(tmp_path / "out.jsonl") == ["t0#0"]
 
 
-def test_files_beside_a_collection_are_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["ndjson", "jsonl"])
+def test_files_beside_a_collection_are_left_out(ending: str, tmp_path: Path) -> None:
     write(tmp_path / "rollouts_0.jsonl", [row(0)])
-    write(tmp_path / "rollouts_0_failures.jsonl", [row(1)])
-    manifest = merge([f"{tmp_path}/rollouts_*.jsonl"], tmp_path / "out.jsonl")
-    assert manifest.left_out == {str(tmp_path / "rollouts_0_failures.jsonl"): "failures of rollouts_0"}
+    write(tmp_path / f"rollouts_0_failures.{ending}", [row(1)])
+    manifest = merge([f"{tmp_path}/rollouts_*.*"], tmp_path / "out.jsonl")
+    assert manifest.left_out == {str(tmp_path / f"rollouts_0_failures.{ending}"): "failures of rollouts_0"}
     assert manifest.rows_out == 1
 
 

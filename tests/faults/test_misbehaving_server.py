@@ -47,7 +47,7 @@ def test_every_fault_once_for_every_task(workers: int, tmp_path: Path) -> None:
     for fault in FAULTS:
         assert server.seen[fault] == ROWS
         assert progress.failures[KINDS[fault]] >= ROWS
-    assert (tmp_path / "out_failures.jsonl").read_bytes() == b""
+    assert (tmp_path / "out_failures.ndjson").read_bytes() == b""
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -61,7 +61,7 @@ def test_a_fault_that_outlasts_its_budget_is_a_typed_failure(fault: str, tmp_pat
         assert progress.reward_mean is None
         assert output.read_bytes() == b""
         failures = [
-            orjson.loads(line) for line in (tmp_path / "out_failures.jsonl").read_bytes().splitlines()
+            orjson.loads(line) for line in (tmp_path / "out_failures.ndjson").read_bytes().splitlines()
         ]
         assert {failure["_rb_key"] for failure in failures} == {"t0#0", "t1#0"}
         for failure in failures:

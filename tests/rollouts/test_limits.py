@@ -6,13 +6,15 @@ import asyncio
 import math
 import random
 import selectors
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from rollbook.records.turns import Turn, Usage
-from rollbook.rollouts import limits, runner
-from rollbook.rollouts.limits import Bucket, Budget, Concurrency, Spent, spent_on_episode
+from rollbook.rollouts import concurrency, limits, runner
+from rollbook.rollouts.concurrency import Concurrency
+from rollbook.rollouts.limits import Bucket, Budget, Spent, spent_on_episode
 from rollbook.rollouts.retry import Attempts, RetrySettings
 from rollbook.rollouts.runner import Done, run_all
 from rollbook.rollouts.types import Episode, FailureKind, RolloutFailure
@@ -31,6 +33,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
+    monkeypatch.setattr(concurrency, "time", made)
     monkeypatch.setattr(limits, "time", made)
     monkeypatch.setattr(runner, "time", made)
     return made
@@ -96,45 +99,109 @@ def test_the_last_attempt_at_what_was_lost_is_made_alone(losses: int, budget: in
     assert attempts.may_be_the_culprit(RetrySettings(worker_lost=budget)) is alone
 
 
-def test_concurrency_halves_once_for_what_was_already_under_way(clock: Clock) -> None:
-    concurrency = Concurrency(64, adaptive=True)
-    for _ in range(10):  # ten that began before anybody knew
-        concurrency.failed(FailureKind.RATE_LIMIT, started=clock.now - 1)
-    assert concurrency.limit == 32
-    clock.now += 1
-    concurrency.failed(FailureKind.SERVER_ERROR, started=clock.now - 0.5)
-    assert concurrency.limit == 16
-    for _ in range(20):
-        clock.now += 1
-        concurrency.failed(FailureKind.TIMEOUT, started=clock.now - 0.5)
-    assert concurrency.limit == 1
+class Feed:
+    """Tells a Concurrency of attempts that end one after another, as a server would make them end."""
+
+    def __init__(self, clock: Clock, most: int, *, adaptive: bool = True) -> None:
+        self._clock = clock
+        self.concurrency = Concurrency(most, adaptive=adaptive)
+
+    @property
+    def limit(self) -> int:
+        return self.concurrency.limit
+
+    def served(self, count: int = 1, *, seconds: float = 1.0, every_s: float = 0.01) -> None:
+        for _ in range(count):
+            self._clock.now += every_s
+            self.concurrency.succeeded(self._clock.now - seconds, seconds)
+
+    def refused(
+        self, count: int = 1, *, kind: FailureKind = FailureKind.RATE_LIMIT, began: float = 0.001
+    ) -> None:
+        for _ in range(count):
+            self._clock.now += began
+            self.concurrency.failed(kind, self._clock.now - began / 2)
 
 
-def test_concurrency_grows_by_one_a_round_and_not_past_its_most(clock: Clock) -> None:
-    concurrency = Concurrency(8, adaptive=True)
-    concurrency.failed(FailureKind.RATE_LIMIT, started=clock.now)
-    assert concurrency.limit == 4
-    for _ in range(5):
-        concurrency.succeeded()
-    assert concurrency.limit == 5
-    for _ in range(100):
-        concurrency.succeeded()
-    assert concurrency.limit == 8
+@pytest.mark.parametrize("kind", [FailureKind.RATE_LIMIT, FailureKind.SERVER_ERROR, FailureKind.TIMEOUT])
+def test_single_errors_slow_nothing_down(kind: FailureKind, clock: Clock) -> None:
+    feed = Feed(clock, 64)
+    for _ in range(100):  # five of a hundred, in pairs and alone
+        feed.served(38)
+        feed.refused(2, kind=kind)
+        feed.served(22)
+        feed.refused(kind=kind)
+        assert feed.limit == 64
+
+
+@pytest.mark.parametrize("kind", [FailureKind.RATE_LIMIT, FailureKind.SERVER_ERROR, FailureKind.TIMEOUT])
+def test_overload_lowers_the_number_to_a_little_less_than_was_served_at_a_time(
+    kind: FailureKind, clock: Clock
+) -> None:
+    feed = Feed(clock, 64)
+    feed.served(64, seconds=2.0, every_s=0.05)  # forty at a time
+    while feed.limit == 64:
+        feed.served(2, seconds=2.0, every_s=0.05)
+        feed.refused(kind=kind)
+    assert 34 <= feed.limit <= 36
+
+
+def test_one_moment_lowers_the_number_to_a_half_at_most_and_by_a_tenth_at_least(clock: Clock) -> None:
+    feed = Feed(clock, 64)
+    feed.refused(7)  # nothing was served yet
+    assert feed.limit == 32
+    feed = Feed(clock, 64)
+    feed.served(64, every_s=0.0)  # all in the same moment
+    feed.refused(7)
+    assert feed.limit == 57
+
+
+def test_what_began_before_the_number_was_lowered_does_not_lower_it_again(clock: Clock) -> None:
+    feed, began = Feed(clock, 64), clock.now
+    feed.refused(7)
+    for _ in range(500):
+        feed.concurrency.failed(FailureKind.RATE_LIMIT, began)
+    assert feed.limit == 32
+
+
+def test_a_server_that_takes_nothing_is_left_alone_soon(clock: Clock) -> None:
+    feed = Feed(clock, 128)
+    feed.refused(60)
+    assert feed.limit == 1
+    feed.refused(1000)
+    assert feed.limit == 1
+
+
+def test_the_number_grows_by_one_a_round_and_carefully_where_it_was_too_many(clock: Clock) -> None:
+    feed = Feed(clock, 8)
+    feed.refused(6)
+    assert feed.limit == 4
+    feed.served(5)
+    assert feed.limit == 5
+    feed.served(13)
+    assert feed.limit == 7  # one more was too many
+    feed.served(8 * 7)
+    assert feed.limit == 7
+    feed.served(8 * 7)
+    assert feed.limit == 8
+    feed.served(100)
+    assert feed.limit == 8
 
 
 @pytest.mark.parametrize(
     "kind", [FailureKind.ENVIRONMENT, FailureKind.INVALID_REQUEST, FailureKind.BAD_ANSWER]
 )
 def test_failures_that_are_no_push_back_slow_nothing_down(kind: FailureKind, clock: Clock) -> None:
-    concurrency = Concurrency(8, adaptive=True)
-    concurrency.failed(kind, started=clock.now)
-    assert concurrency.limit == 8
+    feed = Feed(clock, 8)
+    feed.refused(100, kind=kind)
+    assert feed.limit == 8
 
 
 def test_concurrency_that_is_not_adaptive_stays(clock: Clock) -> None:
-    concurrency = Concurrency(8, adaptive=False)
-    concurrency.failed(FailureKind.RATE_LIMIT, started=clock.now)
-    assert concurrency.limit == 8
+    feed = Feed(clock, 8, adaptive=False)
+    feed.refused(100)
+    feed.served()
+    assert feed.limit == 8
 
 
 def test_a_bucket_gives_so_many_a_minute(clock: Clock) -> None:
@@ -182,9 +249,17 @@ class Server:
         return max(sum(start <= time < start + 60 for time in self.began) for start in self.began)
 
 
-def run(clock: Clock, server: Server, count: int, **limits: float | None) -> int:
+def run(
+    clock: Clock,
+    server: Callable[[int], Awaitable[Any]],
+    count: int,
+    *,
+    concurrency: int | Concurrency = 128,
+    first_wait_s: float = 0.0,
+    **limits: float | None,
+) -> int:
     """Run so many items in a loop that moves the clock on instead of waiting; returns how many were done."""
-    budget = Budget(limits.get("requests"), limits.get("tokens"), lambda used: used)
+    budget = Budget(limits.get("requests"), limits.get("tokens"), lambda used: used) if limits else None
 
     class Hurry(selectors.DefaultSelector):
         def select(self, timeout: float | None = None) -> Any:
@@ -196,12 +271,49 @@ def run(clock: Clock, server: Server, count: int, **limits: float | None) -> int
             return clock.now
 
     async def play() -> int:
-        retry = RetrySettings(first_wait_s=0.0)
-        events = [event async for event in run_all(range(count), server, budget=budget, retry=retry)]
-        return sum(isinstance(event, Done) for event in events)
+        retry = RetrySettings(first_wait_s=first_wait_s)
+        running = run_all(range(count), server, concurrency=concurrency, budget=budget, retry=retry)
+        return sum([isinstance(event, Done) async for event in running])
 
     with asyncio.Runner(loop_factory=lambda: Loop(Hurry())) as runner:
         return runner.run(play())
+
+
+class Busy:
+    """A server that takes so many at a time and refuses the others at once, and some at random."""
+
+    def __init__(self, room: int, refuses: float = 0.0) -> None:
+        self._room, self._refuses, self._chance = room, refuses, random.Random(1)
+        self.now = self.asked = self.refused = 0
+
+    async def __call__(self, item: int) -> None:
+        self.asked += 1
+        if self.now >= self._room or self._chance.random() < self._refuses:
+            self.refused += 1
+            await asyncio.sleep(0.002)
+            raise RolloutFailure(FailureKind.RATE_LIMIT, "no", status=429)
+        self.now += 1
+        await asyncio.sleep(0.1 * self._chance.uniform(0.5, 1.5))
+        self.now -= 1
+
+
+@pytest.mark.parametrize("refuses", [0.0, 0.02])
+def test_an_overloaded_server_is_given_nearly_what_it_takes_without_a_storm(
+    refuses: float, clock: Clock
+) -> None:
+    server, most = Busy(50, refuses), Concurrency(64, adaptive=True)
+    began = clock.now
+    assert run(clock, server, 10_000, concurrency=most, first_wait_s=0.5) == 10_000
+    assert 10_000 * 0.1 / (clock.now - began) > 0.8 * 50  # at a time, on the average
+    assert server.refused < (refuses + 0.05) * server.asked
+
+
+@pytest.mark.parametrize(("refuses", "of_the_rate"), [(0.01, 0.9), (0.03, 0.85)])
+def test_errors_at_random_cost_little_of_the_rate(refuses: float, of_the_rate: float, clock: Clock) -> None:
+    server, most = Busy(1000, refuses), Concurrency(64, adaptive=True)
+    began = clock.now
+    assert run(clock, server, 10_000, concurrency=most, first_wait_s=0.5) == 10_000
+    assert 10_000 * 0.1 / (clock.now - began) > of_the_rate * 64
 
 
 @pytest.mark.parametrize(("tokens", "most"), [(1500, 20), (10, 60)])

@@ -70,7 +70,7 @@ def test_a_dataset_that_was_moved_with_its_input_is_known(made: Path) -> None:
 
 
 def test_the_files_of_a_collection_are_no_rows_of_it(tmp_path: Path) -> None:
-    for name in ("out.jsonl", "out_tasks.jsonl", "out_failures.jsonl", "tasks.jsonl"):
+    for name in ("out.jsonl", "out_tasks.ndjson", "out_failures.ndjson", "tasks.jsonl"):
         write_rows(tmp_path / name, ROWS)
     manifest = {"meaning": {}, "input": "tasks.jsonl"}
     (tmp_path / "out_manifest.json").write_text(json.dumps(manifest))
@@ -79,18 +79,19 @@ def test_the_files_of_a_collection_are_no_rows_of_it(tmp_path: Path) -> None:
     assert count(*sorted(tmp_path.glob("out*.jsonl"))) == 2
     assert count(tmp_path, tmp_path / "tasks.jsonl") == 4
     why = {skipped.path.name: skipped.why for skipped in find_inputs([tmp_path]).skipped}
-    assert why["out_failures.jsonl"] == "failures of out" and why["tasks.jsonl"].startswith("tasks of")
-    assert find_inputs([tmp_path / "out_failures.jsonl"]).paths == [tmp_path / "out_failures.jsonl"]
+    assert why["out_failures.ndjson"] == "failures of out" and why["tasks.jsonl"].startswith("tasks of")
+    assert find_inputs([tmp_path / "out_failures.ndjson"]).paths == [tmp_path / "out_failures.ndjson"]
 
 
 def test_inputs_are_files_directories_and_patterns(tmp_path: Path) -> None:
-    names = ("b.jsonl", "a.jsonl", "a_failures.jsonl", "a_tasks.jsonl", "c.parquet", ".hidden.jsonl")
-    for name in (*names, "notes.txt"):
+    names = ("b.jsonl", "a.jsonl", "c.parquet", ".hidden.jsonl", "notes.txt")
+    before = ("a_failures.jsonl", "a_tasks.jsonl")  # as collections named them before 0.2
+    for name in (*names, *before, "a_failures.ndjson", "a_tasks.ndjson"):
         (tmp_path / name).touch()
     assert [path.name for path in find_inputs([tmp_path]).paths] == ["a.jsonl", "b.jsonl", "c.parquet"]
     found = find_inputs([f"{tmp_path}/a*.jsonl"])
     assert [path.name for path in found.paths] == ["a.jsonl"]
-    assert sorted(skipped.path.name for skipped in found.skipped) == ["a_failures.jsonl", "a_tasks.jsonl"]
+    assert sorted(skipped.path.name for skipped in found.skipped) == list(before)
     twice = find_inputs([tmp_path / "a.jsonl", tmp_path / "." / ".." / tmp_path.name / "a.jsonl"])
     assert len(twice.paths) == 1
     for word, message in (("nothing*.jsonl", "no such file"), ("notes.txt", "neither a file of a run")):

@@ -10,11 +10,12 @@ from rollbook.audit.auditor import Auditor
 from rollbook.audit.result import Audit
 from rollbook.collect.loop import seldom_collecting_garbage
 from rollbook.errors import UsageError
+from rollbook.records.datasets import beside_output, manifest_path
 from rollbook.records.trainer_log import LOG
 from rollbook.runs.reader import RunReader, open_run
 
 _ALLOCATIONS = 100_000  # between two searches for reference cycles, of which decoded rows have none
-_OF_A_COLLECTION = ("_manifest.json", "_progress.json", "_failures.jsonl")
+_OF_A_COLLECTION = ("_manifest.json", "_progress.json")
 
 
 class Thing(NamedTuple):
@@ -69,6 +70,8 @@ def _audit_run(reader: RunReader, auditor: Auditor, *, verify: bool) -> Audit:
 def find_thing(path: Path) -> Thing:
     if path.is_dir():
         return _in_directory(path)
+    if (beside := beside_output(path)) is not None and manifest_path(beside.output).exists():
+        return Thing(beside.output, is_collection=True)
     for ending in _OF_A_COLLECTION:
         if path.name.endswith(ending):
             return Thing(path.with_name(f"{path.name.removesuffix(ending)}.jsonl"), is_collection=True)

@@ -106,12 +106,15 @@ def _stay(settings: CollectSettings, job: Job, as_json: bool) -> None:
 
     _allow_many_connections()
     try:
-        with recorded(job, _log) as history:
-            # What an environment prints is for people: stdout holds the result alone, as with workers.
-            with redirect_stdout(sys.stderr), _Display(quiet=as_json) as show:
-                progress = run_collection(settings, log=_log, on_progress=show, on_start=history.began)
-            code = 0 if progress.missing == 0 else INCOMPLETE
-            history.ended(progress, code)
+        # What an environment prints is for people: stdout holds the result alone, as with workers.
+        with recorded(job, _log) as history, redirect_stdout(sys.stderr), _Display(quiet=as_json) as show:
+            progress = run_collection(
+                settings,
+                log=_log,
+                on_progress=show,
+                on_start=history.began,
+                on_end=lambda progress: history.ended(progress, _exit_code(progress)),
+            )
     except Interrupted:
         _log("stopped at once; rerun the same command to resume")
         sys.exit(INTERRUPTED)
@@ -121,7 +124,11 @@ def _stay(settings: CollectSettings, job: Job, as_json: bool) -> None:
         files = CollectionFiles(Path(settings.output_jsonl_fpath))
         failures = files.shown.with_name(files.failures.name)
         print(_summary(progress, failures, ordered=settings.ordered))
-    sys.exit(code)
+    sys.exit(_exit_code(progress))
+
+
+def _exit_code(progress: Progress) -> int:
+    return 0 if progress.missing == 0 else INCOMPLETE
 
 
 def _allow_many_connections() -> None:

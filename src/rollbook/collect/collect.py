@@ -7,15 +7,11 @@ any point leaves files from which the same command resumes; every (task, repeat)
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, aclosing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, aclosing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -28,17 +24,17 @@ from rollbook.collect.output import put_in_order, verify
 from rollbook.collect.own_pieces import OwnPieces
 from rollbook.collect.results import SYNC, Results
 from rollbook.collect.settings import CollectSettings, seconds
-from rollbook.errors import Interrupted, WriteError
+from rollbook.collect.signals import Signals
+from rollbook.errors import WriteError
 from rollbook.records.complete import file_facts
 from rollbook.records.jsonl import JsonlWriter
 from rollbook.records.locks import FileLock, lock_path
 from rollbook.records.progress import Progress
 from rollbook.rollouts.limits import Budget
-from rollbook.rollouts.runner import Runner, run_all
+from rollbook.rollouts.runner import run_all
 
 _REPORT_EVERY_S = 1.0
 _SHOWN_AGENTS = 5
-_STOPPED_AT_ONCE = 130
 Log = Callable[[str], None]
 
 
@@ -66,11 +62,13 @@ def collect(
     log: Log = print,
     on_progress: Callable[[Progress], None] = lambda _: None,
     on_start: Callable[[Input], None] = lambda _: None,
+    on_end: Callable[[Progress], None] = lambda _: None,
 ) -> Progress:
     """Collect until everything is done, given up or told to stop; returns how it stands then.
 
     `own` are objects of the caller's, in place of what the settings name. `on_start` is called once nothing
-    is refused any more: everything is checked, and the output is locked.
+    is refused any more: everything is checked, and the output is locked. `on_end` is called when all is
+    written down: a signal that comes before it has returned does not end the process unheard.
     """
     files = _files(settings)
     with ExitStack() as opened:
@@ -84,17 +82,32 @@ def collect(
         is_recorded = _begin_session(checked, output.position)
         on_start(checked.rows)  # before anything that bears the time at which it began
         results = opened.enter_context(Results(settings, files, checked, output, log, on_progress))
-        with _stop_on_signals(results) as signals:
+        signals = Signals(results)
+        with signals.heard():
             progress = run_in_loop(_collect(settings, checked, results, log, signals))
-        opened.enter_context(_term_interrupts())
-        output.close()
-        is_ordered = False
-        if progress.missing == 0:
-            found = verify(files.output, checked.rows, settings.num_repeats)
-            is_ordered = settings.ordered and put_in_order(files.output, found)
-        if is_recorded:
-            checked.manifest.end(progress.coverage, file_facts(files.output), is_ordered=is_ordered)
+            signals.end_of_rollouts()
+            output.close()
+            _finish(settings, files, checked, progress, is_recorded=is_recorded)
+            on_end(progress)
     return progress
+
+
+def _finish(
+    settings: CollectSettings,
+    files: CollectionFiles,
+    checked: Checked,
+    progress: Progress,
+    *,
+    is_recorded: bool,
+) -> None:
+    """Check the output, if it has everything, put it in order, and record what it is."""
+    facts, is_ordered = None, False
+    if progress.missing == 0:
+        found = verify(files.output, checked.rows, settings.num_repeats)
+        is_ordered = settings.ordered and put_in_order(files.output, found)
+        facts = None if is_ordered else found.facts  # of the bytes that were checked
+    if is_recorded:
+        checked.manifest.end(progress.coverage, facts or file_facts(files.output), is_ordered=is_ordered)
 
 
 def dry_run(settings: CollectSettings, *, is_to_begin: bool = False) -> DryRun:
@@ -164,7 +177,7 @@ def _begin_session(checked: Checked, output_bytes: int) -> bool:
 
 
 async def _collect(
-    settings: CollectSettings, checked: Checked, results: Results, log: Log, signals: _Signals
+    settings: CollectSettings, checked: Checked, results: Results, log: Log, signals: Signals
 ) -> Progress:
     work = await _work(settings, checked.rollouts, checked.missing)
     running = run_all(
@@ -180,7 +193,7 @@ async def _collect(
     results.report("running")
     reports = asyncio.ensure_future(_report_forever(results))
     try:
-        with signals.reach_this_task(), _stop_after(settings.stop_after, results, log):
+        with signals.cancel_this_task(), _stop_after(settings.stop_after, results, log):
             async with aclosing(running) as events:
                 async for event in events:
                     results.take(event)
@@ -232,7 +245,7 @@ async def _work(settings: CollectSettings, here: Work, missing: int) -> Work:
 def _stop_after(duration: str | None, results: Results, log: Log) -> Iterator[None]:
     def over() -> None:
         if results.stop.reason is None and results.runner is not None:
-            log(f"stop_after={duration} is over: {_what_follows(results.runner)}")
+            log(f"stop_after={duration} is over: {results.runner.what_a_stop_does()}")
             results.stop.request(f"stop_after={duration} is over")
 
     if duration is None:
@@ -243,97 +256,3 @@ def _stop_after(duration: str | None, results: Results, log: Log) -> Iterator[No
         yield
     finally:
         timer.cancel()
-
-
-class _Signals:
-    """What a second signal cancels."""
-
-    def __init__(self) -> None:
-        self._task: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
-
-    def cancel(self) -> None:
-        if self._task is not None:
-            loop, task = self._task
-            loop.call_soon_threadsafe(task.cancel)
-
-    @contextmanager
-    def reach_this_task(self) -> Iterator[None]:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task.get_loop(), task
-        try:
-            yield
-        except asyncio.CancelledError:
-            raise Interrupted from None
-        finally:
-            self._task = None
-
-
-@contextmanager
-def _stop_on_signals(results: Results) -> Iterator[_Signals]:
-    """The first INT or TERM lets what is in flight finish, the second cancels it, the third ends the process.
-
-    This thread hears them, and not that of the event loop. In a notebook, whose own loop runs here, an
-    interrupt ends the cell at once, as it does elsewhere.
-    """
-    signals, received = _Signals(), 0
-
-    def on_signal(number: int, _: FrameType | None) -> None:
-        nonlocal received
-        received += 1
-        name = signal.Signals(number).name
-        if received == 1:
-            what = "" if results.runner is None else f": {_what_follows(results.runner)}"
-            _write_now(f"{name}{what}; again to stop at once")
-            results.stop.request(f"{name} received")
-        elif received == 2:
-            signals.cancel()
-        else:
-            _write_now(f"{name}: ended; rerun the same command to resume")
-            os._exit(_STOPPED_AT_ONCE)
-
-    with nullcontext() if _is_notebook() else _handled_by(on_signal, signal.SIGINT, signal.SIGTERM):
-        yield signals
-
-
-def _is_notebook() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _what_follows(running: Runner[Item, Line]) -> str:
-    return f"starting no new rollouts, waiting for {running.num_in_flight} in flight"
-
-
-def _write_now(text: str) -> None:
-    """Write to the terminal without `print`, which the signal may have interrupted."""
-    with suppress(OSError):
-        os.write(2, f"{text}\n".encode())
-
-
-@contextmanager
-def _term_interrupts() -> Iterator[None]:
-    """After the last rollout a TERM ends the collector as an INT does, so that its history hears of it."""
-
-    def on_signal(*_: object) -> None:
-        raise Interrupted
-
-    with _handled_by(on_signal, signal.SIGTERM):
-        yield
-
-
-@contextmanager
-def _handled_by(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
-    """Outside the main thread Python handles no signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)

@@ -1,6 +1,6 @@
 """Tasks that an environment makes itself, written down so that a resumed collection has the same ones.
 
-They go to `<stem>_tasks.jsonl` row by row, aside, and appear there whole: a million cost the memory of one.
+They go to `<stem>_tasks.ndjson` row by row, aside, and appear there whole: a million cost the memory of one.
 More of them than last time are fine as long as they begin with those of last time.
 """
 

@@ -7,6 +7,7 @@ file unnoticed. How fast to go, where the server is and how to log in may change
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +127,17 @@ def refuse_drift(output: Path, old: Session, new: Session, *, same_input: bool) 
         sides.append(redact_tree(content))
     if changes := diff_configs(*sides):
         listed = "\n  ".join(_described(change) for change in changes)
+        rest = "" if same_input or old.input in ("", new.input) else f"{_missing_of(old)}\n"
         raise UsageError(
-            f"{output} was collected with other settings, so it is not resumed:\n  {listed}\n"
+            f"{output} was collected with other settings, so it is not resumed:\n  {listed}\n{rest}"
             "Choose another output_jsonl_fpath, restore the settings, or mix them with --resume=always"
         )
+
+
+def _missing_of(old: Session) -> str:
+    """The command that collects what is missing of an earlier input: no part of it has to be cut out."""
+    words = f"+input_jsonl_fpath={shlex.quote(old.input)} +limit={old.rows}"
+    return f"To collect what is missing of {old.input}, type the same command with {words}"
 
 
 def _with_version(meaning: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

@@ -6,22 +6,25 @@ the line behind it.
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import shlex
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
 import orjson
+import xxhash
 
 from rollbook.collect.input import Flags, Input, Places, hash_of
 from rollbook.collect.progress import Totals
 from rollbook.errors import BadFileError, BadLineError, WriteError
 from rollbook.records.atomic import replacing
+from rollbook.records.complete import FileFacts
 from rollbook.records.identity import DIGEST, KEY, split_key
 from rollbook.records.jsonl import Line, check_line, read_blocks
 from rollbook.rollouts.usage import clamp_tokens
@@ -59,6 +62,7 @@ class Lines:
         self.rewards = array("d")  # NaN where there is none
         self.input_tokens, self.output_tokens = array("q"), array("q")
         self.have_digests = True
+        self.facts: FileFacts | None = None
 
     def add(self, row: _Row, end: int) -> None:
         task, repeat = split_key(row.key)
@@ -72,17 +76,37 @@ class Lines:
         self.have_digests &= row.digest is not None
 
 
+class _DigestedFile(io.FileIO):
+    """A file whose bytes are digested block by block on their way to whoever reads it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._digest, self._size = xxhash.xxh3_128(), 0
+
+    def readinto(self, buffer: Any) -> int | None:
+        count = super().readinto(buffer)
+        if count:
+            self._digest.update(memoryview(buffer)[:count])
+            self._size += count
+        return count
+
+    @property
+    def facts(self) -> FileFacts:
+        return FileFacts(self._size, self._digest.hexdigest())
+
+
 _NONE: Places = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class Found:
-    """Which rollouts of an input have their line in an output."""
+    """Which rollouts of an input have their line in an output, and what its bytes are."""
 
     flags: Flags | None = None  # None: nothing is done
     places: Places = field(default_factory=_NONE.copy)  # of each line: row * repeats + repeat, or -1
     ends: Places = field(default_factory=_NONE.copy)
     totals: Totals = field(default_factory=Totals)
+    facts: FileFacts | None = None  # of the whole file, as it was read
 
     @property
     def count(self) -> int:
@@ -107,13 +131,13 @@ def find_done(output: Path, rows: Input, repeats: int) -> Found:
     _refuse_duplicates(output, places, ends)
     flags: Flags = np.zeros((rows.rows, repeats), dtype=np.bool_)
     flags.reshape(-1)[places[is_planned]] = True
-    return Found(flags, places, ends, _totals(lines, is_planned))
+    return Found(flags, places, ends, _totals(lines, is_planned), lines.facts)
 
 
 def scan(output: Path) -> Lines:
     """The complete lines; one that cannot be a line of a collection is refused by its number."""
     found, end = Lines(), 0
-    with output.open("rb", buffering=_BUFFER) as file:
+    with io.BufferedReader(digested := _DigestedFile(output), _BUFFER) as file:
         for line in file:
             start, end = end, end + len(line)
             if not line.endswith(b"\n"):
@@ -127,6 +151,7 @@ def scan(output: Path) -> Lines:
                     continue
                 row = _odd_row(output, Line(line[:-1], 0, start, end))
             found.add(row, end)
+    found.facts = digested.facts
     return found
 
 

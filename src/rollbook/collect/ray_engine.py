@@ -98,7 +98,7 @@ class _Actor:
         except self._ray.exceptions.RayTaskError as error:  # its code failed, as the next one's would
             raise RollbookError(f"a Ray actor cannot work: {error.cause or error}") from error
         except self._ray.exceptions.RayError as error:
-            raise WorkerDied(f"its Ray actor died: {error}") from error
+            raise WorkerDied(f"its Ray actor died: {error}") from error  # by whom, Ray does not say
 
 
 class RolloutActor:

@@ -28,7 +28,7 @@ from rollbook.records.plain import encode, utc_now
 from rollbook.records.progress import Progress, read_progress, write_progress
 from rollbook.records.record import decode_exactly
 from rollbook.records.turns import Usage
-from rollbook.rollouts.limits import Concurrency
+from rollbook.rollouts.concurrency import Concurrency
 from rollbook.rollouts.runner import Done, GivenUp, Retry, Runner, Stop
 from rollbook.rollouts.types import RolloutFailure
 from rollbook.rollouts.usage import clamp_tokens

@@ -35,6 +35,8 @@ from rollbook.rollouts.types import Episode, Task
 _OWN_FIELDS = frozenset(
     {KEY, DIGEST, TASK_INDEX, ROLLOUT_INDEX, STEPS, METRICS, "responses_create_params", "response", "reward"}
 )
+_NO_MODEL = "unknown"  # of a policy that names none; the API has no null here
+_ID_OF = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 _NO_METRICS = ("stop_reason", "num_turns", "logs")
 # As quick as orjson, which makes floats of whole numbers past 64 bits.
 _decode = msgspec.json.Decoder().decode
@@ -154,18 +156,19 @@ def _free_name(name: str, line: Mapping[str, Any], row: Mapping[str, Any]) -> st
 
 def _response(task: Task, episode: Episode) -> dict[str, Any]:
     truncated = episode.stop_reason in (*CUT_SHORT, "content_filter")
+    name = episode.response_id or f"resp_{task.id}_{task.repeat}"
     return {
-        "id": episode.response_id or f"resp_{task.id}_{task.repeat}",
+        "id": name,
         "object": "response",
-        "created_at": time.time(),
-        "model": episode.model,
+        "created_at": time.time() if episode.created_at is None else episode.created_at,
+        "model": episode.model or _NO_MODEL,
         "status": "incomplete" if truncated else "completed",
         "incomplete_details": {"reason": _incomplete(episode.stop_reason)} if truncated else None,
         "error": None,
-        "output": _output_items(episode),
-        "tools": episode.tools,
+        "output": _with_ids(_output_items(episode), name),
+        "tools": responses_tools(episode.tools),
         "tool_choice": task.params.get("tool_choice") or "auto",
-        "parallel_tool_calls": task.params.get("parallel_tool_calls", True),
+        "parallel_tool_calls": task.params.get("parallel_tool_calls") is not False,
         "usage": None if episode.usage is None else _usage(episode.usage),
     }
 
@@ -173,7 +176,7 @@ def _response(task: Task, episode: Episode) -> dict[str, Any]:
 def _usage(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.input_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.output_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.input_tokens + usage.output_tokens,
@@ -198,8 +201,19 @@ def _output_items(episode: Episode) -> list[dict[str, Any]]:
     return items
 
 
-def _incomplete(stop_reason: str) -> str:
-    return "max_output_tokens" if stop_reason in OUT_OF_TOKENS else stop_reason
+def _with_ids(items: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The items of an output, each with an id and a status, as clients of the Responses API expect them."""
+    for number, item in enumerate(items):
+        item["id"] = f"{_ID_OF.get(item['type'], 'item')}_{name}_{number}"
+        item.setdefault("status", "completed")
+    return items
+
+
+def _incomplete(stop_reason: str) -> str | None:
+    """The API knows two reasons; `stop_reason` of the row has the others."""
+    if stop_reason in OUT_OF_TOKENS:
+        return "max_output_tokens"
+    return stop_reason if stop_reason == "content_filter" else None
 
 
 def _with_seed(params: dict[str, Any], repeat: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from rollbook.data.progress import NO_PROGRESS, Progress
 from rollbook.query.connection import Kept
 from rollbook.query.session import Session
 from rollbook.query.sql import literal
-from rollbook.records.datasets import side_file
+from rollbook.records.datasets import failures_path
 from rollbook.records.field_paths import FieldPath, field_path, field_text, json_path
 from rollbook.records.identity import KEY, OWN_IDS, PROMPTS, TASK_INDEX
 from rollbook.records.numbers import sql_number, std_error
@@ -215,7 +215,7 @@ def _histogram(table: Kept, place: int, rewards: FieldStats) -> Histogram | None
 def _failures(paths: Sequence[Path]) -> dict[str, int]:
     kinds: Counter[str] = Counter()
     for path in paths:
-        beside = side_file(path, "_failures.jsonl")
+        beside = failures_path(path)
         if not beside.exists() or beside == path:
             continue
         for row in read_rows(beside):

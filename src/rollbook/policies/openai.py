@@ -77,6 +77,7 @@ class _ChatAnswer(msgspec.Struct):
     model: str | None = None
     usage: Any = None  # numbers that nothing depends on: odd ones must not spoil a good answer
     prompt_token_ids: list[int] | None = None
+    created: Any = None
 
 
 class _ResponsesAnswer(msgspec.Struct):
@@ -87,6 +88,7 @@ class _ResponsesAnswer(msgspec.Struct):
     incomplete_details: dict[str, Any] | None = None
     error: Any = None
     usage: Any = None
+    created_at: Any = None
 
 
 _decode_chat = msgspec.json.Decoder(_ChatAnswer).decode
@@ -196,6 +198,7 @@ def _from_chat_answer(data: bytes) -> Completion:
             prompt_token_ids=answer.prompt_token_ids,
             token_ids=choice.token_ids,
             logprobs=[item.logprob for item in logprobs] if logprobs is not None else None,
+            created_at=_time(answer.created),
         )
     )
 
@@ -228,8 +231,15 @@ def _from_responses_answer(data: bytes) -> Completion:
             prompt_token_ids=last.get("prompt_token_ids"),
             token_ids=last.get("generation_token_ids"),
             logprobs=last.get("generation_log_probs"),
+            created_at=_time(answer.created_at),
         )
     )
+
+
+def _time(created: Any) -> float | None:
+    """When the server says that it answered; an odd time spoils no answer."""
+    is_number = isinstance(created, int | float) and not isinstance(created, bool)
+    return float(created) if is_number else None
 
 
 def _refuse_empty(completion: Completion) -> Completion:

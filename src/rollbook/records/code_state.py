@@ -25,6 +25,7 @@ from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 from typing import BinaryIO
 
 from rollbook.records.atomic import write_atomic
+from rollbook.records.datasets import beside_output
 from rollbook.records.layout import INDEX_YAML
 from rollbook.records.redact import redact_text
 
@@ -46,7 +47,9 @@ _SECRETS = """
     client_secret*.json token token.* *_token *token.txt *_key.txt *api_key* *apikey.txt *password.txt
     *passwords.txt
 """
-_OF_COLLECTION = re.compile(r"(_failures|_tasks)?\.jsonl$|_(manifest|progress)\.json$")
+_OF_COLLECTION = re.compile(
+    r"((_failures|_tasks)?\.jsonl|(_failures|_tasks)\.ndjson)$|_(manifest|progress)\.json$"
+)
 _SOURCE_FILE, _SECRET_FILE = (
     re.compile("|".join(translate(pattern) for pattern in patterns.split()))
     for patterns in (_SOURCES, _SECRETS)
@@ -173,7 +176,8 @@ def _output_of(root: Path, name: str) -> str | None:
     for parent in Path(name).parents[:-1]:
         if _is_output(root / parent):
             return f"{parent}/"
-    stem = _OF_COLLECTION.sub("", name)
+    beside = beside_output(Path(name))
+    stem = _OF_COLLECTION.sub("", name if beside is None else str(beside.output))
     return f"{stem}*" if stem != name and (root / f"{stem}_manifest.json").exists() else None
 
 

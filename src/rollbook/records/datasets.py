@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import orjson
@@ -15,6 +15,10 @@ from rollbook.records.run_info import versions
 
 SCHEMA_VERSION = 3
 ENDINGS = (".jsonl", ".jsonl.zst", ".jsonl.gz", ".ndjson", ".parquet")
+# Files beside the output of a collection. They do not end as results do: `<stem>*.jsonl` matches only those.
+_FAILURES, _TASKS = "_failures.ndjson", "_tasks.ndjson"
+_BEFORE = {_FAILURES: "_failures.jsonl", _TASKS: "_tasks.jsonl"}  # of collections begun before 0.2
+_WHAT = {_FAILURES: "failures", _TASKS: "tasks", _BEFORE[_FAILURES]: "failures", _BEFORE[_TASKS]: "tasks"}
 
 
 class InputRecord(msgspec.Struct, kw_only=True):
@@ -59,8 +63,39 @@ def stem_of(name: str) -> str | None:
 
 
 def side_file(path: Path, ending: str) -> Path:
-    """A file beside a dataset that belongs to it, such as `<stem>_failures.jsonl`."""
+    """A file beside a dataset that belongs to it, such as `<stem>_manifest.json`."""
     return path.with_name(f"{stem_of(path.name) or path.name}{ending}")
+
+
+def failures_path(output: Path) -> Path:
+    """Where a collection lists the rollouts that it gave up."""
+    return _kept(output, _FAILURES)
+
+
+def tasks_path(output: Path) -> Path:
+    """Where a collection without an input writes the environment's own tasks."""
+    return _kept(output, _TASKS)
+
+
+def _kept(output: Path, ending: str) -> Path:
+    """A collection that began with a name of before goes on with it."""
+    now, before = side_file(output, ending), side_file(output, _BEFORE[ending])
+    return before if before.exists() and not now.exists() and manifest_path(output).exists() else now
+
+
+class Beside(NamedTuple):
+    """What a file beside the output of a collection is."""
+
+    what: str  # failures or tasks
+    output: Path
+
+
+def beside_output(path: Path) -> Beside | None:
+    """By its name alone; None for any other file."""
+    for ending, what in _WHAT.items():
+        if path.name.endswith(ending):
+            return Beside(what, path.with_name(f"{path.name.removesuffix(ending)}.jsonl"))
+    return None
 
 
 def manifest_path(path: Path) -> Path:

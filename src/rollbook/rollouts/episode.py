@@ -117,7 +117,7 @@ class _Game:
             turn = self._turn(completion)
             episode.turns.append(turn)  # before it is graded, which can fail
             episode.model, episode.stop_reason = completion.model, completion.finish_reason
-            episode.response_id = completion.id
+            episode.response_id, episode.created_at = completion.id, completion.created_at
             feedback = await self._feedback(completion, number)
             turn.metrics = {**completion.metrics, **feedback.metrics}
             turn.logs = feedback.logs

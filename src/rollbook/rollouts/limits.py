@@ -1,11 +1,9 @@
-"""How much may be under way: a number of rollouts that adapts, and a budget a minute.
+"""How many requests and tokens a minute rollouts may use.
 
-The number of rollouts in flight grows by one for every round of successes and halves when the server pushes
-back, at most once for the requests that were already on their way (TCP's rule, for TCP's reason). Requests
-and tokens a minute are buckets that fill steadily. A rollout pays when it starts what rollouts used on
-average, since what it will use is unknown, and the difference when it ends; so its later turns never wait.
-Until the first one has ended, a limit of tokens lets one at a time go: a hundred of unknown size would spend
-many minutes' tokens at once.
+Both are buckets that fill steadily. A rollout pays when it starts what rollouts used on average, since what
+it will use is unknown, and the difference when it ends; so its later turns never wait. Until the first one
+has ended, a limit of tokens lets one at a time go: a hundred of unknown size would spend many minutes' tokens
+at once.
 """
 
 from __future__ import annotations
@@ -15,37 +13,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rollbook.records.turns import Usage
-from rollbook.rollouts.types import Episode, FailureKind
+from rollbook.rollouts.types import Episode
 
-_PUSH_BACK = frozenset({FailureKind.RATE_LIMIT, FailureKind.SERVER_ERROR, FailureKind.TIMEOUT})
 _BURST_SECONDS = 1.0
 _NO_TIME = 1e-6  # what rounding leaves of a wait that is over
 _CHARACTERS_A_TOKEN = 4
 _LEAST_WEIGHT = 0.1  # of the newest rollout in the average
-
-
-class Concurrency:
-    """The number of rollouts that may be in flight now."""
-
-    def __init__(self, most: int, *, adaptive: bool) -> None:
-        self.most = most
-        self._adaptive = adaptive
-        self._limit = float(most)
-        self._lowered_at = -1.0
-
-    @property
-    def limit(self) -> int:
-        return int(self._limit)
-
-    def succeeded(self) -> None:
-        if self._limit < self.most:
-            self._limit = min(self.most, self._limit + 1 / self._limit)
-
-    def failed(self, kind: FailureKind, started: float) -> None:
-        """`started` is when the failed attempt began, on the monotonic clock."""
-        if self._adaptive and kind in _PUSH_BACK and started > self._lowered_at:
-            self._limit = max(1.0, self._limit / 2)
-            self._lowered_at = time.monotonic()
 
 
 class Bucket:

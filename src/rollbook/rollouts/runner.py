@@ -27,9 +27,10 @@ from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from rollbook.errors import RollbookError
+from rollbook.rollouts.concurrency import Concurrency
 from rollbook.rollouts.episode import time_limit
 from rollbook.rollouts.failures import error_with_place
-from rollbook.rollouts.limits import Budget, Concurrency, Spent
+from rollbook.rollouts.limits import Budget, Spent
 from rollbook.rollouts.retry import Attempts, RetrySettings
 from rollbook.rollouts.types import FailureKind, RolloutFailure
 
@@ -156,6 +157,10 @@ class Runner(Generic[I, T]):
         """Failed items that wait to be tried again."""
         return len(self._waiting)
 
+    def what_a_stop_does(self) -> str:
+        """In words, for people."""
+        return f"starting no new rollouts, waiting for {self.num_in_flight} in flight"
+
     def __aiter__(self) -> AsyncGenerator[Done[I, T] | Retry[I] | GivenUp[I], None]:
         return self._events
 
@@ -182,7 +187,7 @@ class Runner(Generic[I, T]):
                         if isinstance(event, Retry):
                             self._put_back(event)
                     elif flight.result:
-                        self._concurrency.succeeded()
+                        self._concurrency.succeeded(flight.started, flight.seconds)
                         yield Done(flight.item, flight.result[0], flight.seconds, flight.attempts)
                     self._fill()
                 self._fill()

@@ -63,6 +63,7 @@ class Completion(msgspec.Struct):
     seed: int | None = None
     new_row: str | None = None  # why the prompt does not continue the tokens of the turns before
     metrics: dict[str, Any] = {}  # of the policy's own (format/tool_error); they join the turn's
+    created_at: float | None = None  # by the server's clock
 
 
 class Request(msgspec.Struct):
@@ -140,7 +141,8 @@ class Episode(msgspec.Struct):
     metrics: dict[str, Any] = {}
     final_reward: float = 0.0  # given to the whole episode, on top of the turns' rewards
     model: str | None = None
-    response_id: str | None = None  # of the last completion
+    response_id: str | None = None  # of the last completion, as is the next
+    created_at: float | None = None
     counted: Usage | None = None  # of the whole, where the turns are not counted one by one
     response: dict[str, Any] | None = None  # given whole by systems that play episodes themselves
     fields: dict[str, Any] = {}  # further fields for the output row

@@ -68,8 +68,11 @@ class Child:
         """The next message; None when the process has ended."""
         return await receive_frame(self._stdout)
 
-    async def end(self, patience_s: float = 0.0) -> str:
-        """Close its input, wait for its end, and kill it after a while; returns how it ended."""
+    async def end(self, patience_s: float = 0.0) -> int:
+        """Close its input, wait for its end, and kill it after a while.
+
+        Returns its exit code; that of a process that died of a signal is the signal's number, negative.
+        """
         self._stdin.close()
         if patience_s:
             await self._wait(patience_s)
@@ -78,8 +81,7 @@ class Child:
                 self._process.kill()
             await self._wait()
         self._watch.cancel()
-        code = self._process.returncode or 0
-        return f"with exit code {code}" if code >= 0 else f"of signal {-code}"
+        return self._process.returncode or 0
 
     async def _wait(self, seconds: float | None = None) -> None:
         if self._process.returncode is None:

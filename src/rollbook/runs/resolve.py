@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollbook.errors import UsageError
-from rollbook.records.datasets import ENDINGS, is_collection, made_from, read_manifest, side_file, stem_of
+from rollbook.records.datasets import (
+    ENDINGS,
+    beside_output,
+    failures_path,
+    is_collection,
+    made_from,
+    read_manifest,
+    stem_of,
+)
 from rollbook.records.layout import INDEX_YAML, TRAIN, Artifact, RunFiles, eval_split
 from rollbook.records.run_info import RunInfo, read_run_info
 from rollbook.records.token_files import TOKEN_EXPORTS
@@ -46,8 +54,6 @@ _ROLE_OF_NAME = {
     "checkpoints.jsonl": Role.CHECKPOINTS,
 }
 _ROLE_OF_ARTIFACT = {Artifact.SUMMARIES: Role.SUMMARIES, Artifact.TRANSCRIPTS: Role.TRANSCRIPTS}
-_FAILURES = "_failures.jsonl"
-_BESIDE = {_FAILURES: "failures", "_tasks.jsonl": "tasks"}  # files beside a collection
 _PART_OF_A_RUN = re.compile(r"iteration_\d{6,}|checkpoints|checkpoint-\d+|superseded|token_exports|\..*")
 _COMPRESSED = (".gz", ".zst")
 _RUN_FILES = "run.json, metrics.jsonl, trainer_log.jsonl, iteration files, token_exports/"
@@ -166,7 +172,7 @@ def role_of(path: Path) -> Role | None:
             return role
     if any(above.name == TOKEN_EXPORTS for above in path.parents) or manifest_beside(path) is not None:
         return Role.TOKENS
-    if path.name.endswith(_FAILURES):
+    if (beside := beside_output(path)) is not None and beside.what == "failures":
         return Role.FAILURES
     return Role.ROWS if stem_of(path.name) is not None else None
 
@@ -255,9 +261,9 @@ def _skipped(owners: dict[Path, Owner], named: set[Path]) -> dict[Path, Skipped]
     tasks = {source: paths[real] for real in collections for source in sources[real]}
     skipped = {}
     for real, path in paths.items():
-        ending = next((ending for ending in _BESIDE if path.name.endswith(ending)), "")
-        if ending and (path.parent, path.name.removesuffix(ending)) in stems:
-            skipped[real] = Skipped(path, f"{_BESIDE[ending]} of {path.name.removesuffix(ending)}")
+        beside = beside_output(path)
+        if beside is not None and (path.parent, beside.output.stem) in stems:
+            skipped[real] = Skipped(path, f"{beside.what} of {beside.output.stem}")
         elif real in named or real in collections:
             continue
         elif read := [paths[source] for source in sources[real] if source in paths]:
@@ -299,12 +305,13 @@ def _owner_of_file(path: Path) -> Owner:
     if role is None:
         raise UsageError(f"{path}: neither a file of a run nor rows ({', '.join(ENDINGS)})")
     if role is Role.ROWS:
-        failures = side_file(path, _FAILURES)
-        beside = [(failures, Role.FAILURES, "collect")] if failures.is_file() else []
         owner = _collection(path)
-        owner.files += beside
+        if (failures := failures_path(path)).is_file():
+            owner.files.append((failures, Role.FAILURES, "collect"))
     elif role is Role.FAILURES:
-        owner = _collection(path.with_name(f"{path.name.removesuffix(_FAILURES)}.jsonl"))
+        beside = beside_output(path)
+        assert beside is not None
+        owner = _collection(beside.output)
         owner.files = [(path, role, "collect")]
     else:
         owner = _run_of_file(path, role)

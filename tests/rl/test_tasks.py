@@ -104,7 +104,7 @@ def test_nothing_left_to_train_on_is_refused_by_the_name_of_the_environment(tmp_
             "unknown key 'environments[1].colour'; known keys: answer_key, ",
         ),
         ({"name": "arithmetic", "max_valu": 2}, "'environments[1].max_valu'; did you mean 'max_value'?"),
-        ({"name": "arithmetic", "colour": 2}, "'environments[1].colour'; arithmetic takes: operations, max"),
+        ({"name": "arithmetic", "shade": 2}, "'environments[1].shade'; arithmetic takes: operations, max"),
         ({"name": "arithmetic", "digits": 99}, "environments[1].digits is 99; it may be at most 6"),
         (
             {"name": "dataset", "grader": "exakt"},

@@ -137,6 +137,8 @@ def _described(pool: TaskPool, held: int) -> str:
     text = f"environment {pool.settings.label}: {len(pool):,} tasks"
     if pool.source.rows is None and pool.settings.tasks is None:
         text += f" (it was asked for {GENERATED_TASKS:,}; `tasks` sets another number)"
+    for assumed in sorted(pool.source.rows.assumed) if pool.source.rows is not None else ():
+        text += f"; {assumed} (columns: {{prompt: NAME, answer: NAME}} names others)"
     return text + (f"; {held:,} more are held out for evals" if held else "")
 
 

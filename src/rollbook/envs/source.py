@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 import random
 from array import array
+from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import msgspec
+import xxhash
 
 from rollbook.envs.base import Environment
 from rollbook.envs.dataset_rows import read_dataset_row
@@ -37,7 +39,7 @@ from rollbook.envs.registry import check_settings, describe_code, environment_cl
 from rollbook.errors import UsageError
 from rollbook.policies.registry import refuse_secrets
 from rollbook.records.columns import USUAL, Columns
-from rollbook.records.identity import task_id
+from rollbook.records.identity import marked_id, own_id, task_digest, task_id
 from rollbook.records.json_array import elements, is_array
 from rollbook.records.jsonl import read_lines
 from rollbook.rollouts.failures import error_with_place, is_cancellation
@@ -197,13 +199,17 @@ class TaskFile(Sequence[dict[str, Any]]):
         self.path = path.absolute()
         self.assumed: set[str] = set()  # what was taken for what in rows without parameters
         self._places = array("Q")
-        problems = []
+        problems, ids = [], array("Q")  # hashes of the ids that rows bring; 0 where one has none
         try:
             for where, start, end, data in _rows_of(self.path):
                 try:
                     row = _decoded(data)
                     source.task(row)
                     self.assumed |= {read_dataset_row(row, source.columns).assumed or ""} - {""}
+                    own = own_id(row)
+                    ids.append(
+                        0 if own is None else xxhash.xxh3_64_intdigest(own.encode(errors="surrogatepass"))
+                    )
                 except _OTHER_SHAPE as error:
                     problems.append(f"  {path}{where}: {error}")
                 self._places.extend((start, end))
@@ -217,6 +223,20 @@ class TaskFile(Sequence[dict[str, Any]]):
             if len(problems) > _SHOWN_PROBLEMS:
                 shown.append(f"  and {len(problems) - _SHOWN_PROBLEMS} more")
             raise UsageError("\n".join([f"env.tasks: {path} cannot be used:", *shown]))
+        self.sharing = self._names_of_other_tasks(ids)
+
+    def _names_of_other_tasks(self, ids: array[int]) -> list[str]:
+        """What queries show the tasks as whose id an earlier row has that shows something else."""
+        repeated = {name for name, count in Counter(ids).items() if count > 1 and name}
+        first: dict[int, str | None] = {}
+        names: dict[str, None] = {}
+        for place, name in enumerate(ids):
+            if name in repeated:
+                row = self[place]
+                digest = task_digest(row)
+                if first.setdefault(name, digest) != digest:
+                    names[marked_id(str(own_id(row)), digest)] = None
+        return list(names)
 
     def __len__(self) -> int:
         return len(self._places) // 2

@@ -22,12 +22,13 @@ class UsageError(RollbookError):
 class BadLineError(RollbookError):
     """A complete line of a JSONL file that is not what it must be."""
 
-    def __init__(self, path: Path, line: int, why: str) -> None:
-        super().__init__(f"{path}:{line}: {why}")
-        self.path, self.line, self.why = path, line, why
+    def __init__(self, path: Path, line: int, why: str, unit: str = "line") -> None:
+        """`unit` is "element" where the number is not that of a line but of an element of an array."""
+        super().__init__(f"{path}:{line}: {why}" if unit == "line" else f"{path}: {unit} {line}: {why}")
+        self.path, self.line, self.why, self.unit = path, line, why, unit
 
-    def __reduce__(self) -> tuple[type[BadLineError], tuple[Path, int, str]]:
-        return type(self), (self.path, self.line, self.why)  # errors cross process pools
+    def __reduce__(self) -> tuple[type[BadLineError], tuple[Path, int, str, str]]:
+        return type(self), (self.path, self.line, self.why, self.unit)  # errors cross process pools
 
 
 class BadFileError(RollbookError):

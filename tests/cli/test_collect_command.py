@@ -113,7 +113,14 @@ def test_a_finished_collection_in_the_history(terminal: Terminal, tmp_path: Path
     terminal("collect", *WORDS, "num_repeats=2")
     shown = terminal.json("status", "out")
     assert (shown["status"], shown["kind"], shown["exit_code"]) == ("completed", "collect", 0)
-    assert shown["metrics"] == {"reward_mean": 1.0, "ok": 8, "failed": 0, "missing": 0, "expected": 8}
+    assert shown["metrics"] == {
+        "reward_mean": 1.0,
+        "reward_std_error": 0.0,
+        "ok": 8,
+        "failed": 0,
+        "missing": 0,
+        "expected": 8,
+    }
     assert shown["progress"]["source"] == "out_progress.json"
     (run,) = terminal.runs()
     assert (run["output_dir"], run["progress_file"]) == (".", "out_progress.json")
@@ -127,8 +134,13 @@ def test_a_finished_collection_in_the_history(terminal: Terminal, tmp_path: Path
     assert data["sha256"] == manifest["input_sha256"]
     assert "orjson" in orjson.loads((archive / "versions.json").read_bytes())["packages"]
     heading, line = terminal("history").splitlines()[:2]
-    assert heading.split()[-2:] == ["rollouts", "reward"]  # and no loss, steps or checkpoint, which none has
-    assert line.split()[-2:] == ["8/8", "1"]
+    assert heading.split()[-4:] == [
+        "rollouts",
+        "reward",
+        "std",
+        "error",
+    ]  # and no loss, steps or checkpoint, which none has
+    assert line.split()[-3:] == ["8/8", "1", "0"]
 
 
 def test_how_collections_end(terminal: Terminal, tmp_path: Path) -> None:
@@ -147,7 +159,14 @@ def test_how_collections_end(terminal: Terminal, tmp_path: Path) -> None:
     assert "2 of 2 rollouts failed, more than max_failure_rate=0.5" in rate["reason"]
     assert (stopped["status"], stopped["reason"]) == ("interrupted", "stop_after=0.5s is over")
     assert (some["status"], some["reason"]) == ("failed", "3 of 40 rollouts are missing")
-    assert some["metrics"] == {"reward_mean": 1.0, "ok": 37, "failed": 3, "missing": 3, "expected": 40}
+    assert some["metrics"] == {
+        "reward_mean": 1.0,
+        "reward_std_error": 0.0,
+        "ok": 37,
+        "failed": 3,
+        "missing": 3,
+        "expected": 40,
+    }
     shown = terminal("status", code=4)
     assert (
         "rollouts:   37 of 40 " in shown and "failures:   3 given up; attempts by kind: bad_answer 3" in shown

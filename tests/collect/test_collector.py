@@ -428,7 +428,7 @@ def test_exit_codes_and_a_log_without_carriage_returns(tmp_path: Path) -> None:
     (tmp_path / "broken").unlink()
     complete = command(tmp_path)
     assert complete.returncode == 0
-    assert "reward:     1, mean over 4 rollouts" in complete.stdout
+    assert "reward:     1 ± 0, mean over 4 rollouts" in complete.stdout
     assert "Collecting rollouts: 4 of 4, " in complete.stderr  # what people look for in a log
     wrong = command(tmp_path, "num_repeat=2")
     assert (wrong.returncode, wrong.stdout) == (2, "")

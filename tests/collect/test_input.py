@@ -238,7 +238,7 @@ def test_an_input_that_changes_while_it_is_collected_is_named(change: bytes, tmp
 
 
 def test_rows_of_another_shape_are_shown_a_good_one_once(tmp_path: Path) -> None:
-    others = [{"prompt": "2 + 2?"}, {"messages": []}, {"question": "2 + 2?", "answer": "4"}]
+    others = [{"text": "2 + 2?"}, {"messages": []}, {"problem": "2 + 2?", "solution": "4"}]
     path = write_rows(tmp_path / "in.jsonl", others * 10)
     with pytest.raises(UsageError, match="30 rows") as refused:
         read_input(path)

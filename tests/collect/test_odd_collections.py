@@ -179,7 +179,8 @@ def test_the_mean_reward_of_a_resumed_collection_is_that_of_the_file(tmp_path: P
         assert (progress.reward_mean, progress.reward_count) == (0.75, 4)
         stored = orjson.loads((tmp_path / "out_progress.json").read_bytes())
         assert stored["reward_count"] == 4
-        assert stored["reward_std"] == pytest.approx(0.4330127)
+        assert stored["reward_std"] == pytest.approx(0.5)
+        assert stored["reward_std_error"] == pytest.approx(0.25)
 
 
 def test_a_failure_holds_no_password_of_an_address(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from rollbook.data.profile import profile
 from rollbook.data.stats import FieldStats, stats
 from rollbook.errors import BadLineError, UsageError
 from rollbook.records.numbers import as_number
+from rollout_rows import rollout
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -231,6 +232,7 @@ def test_numbers_are_found_wherever_they_first_occur(tmp_path: Path, ending: str
     assert found == {
         "null": 1,
         "text": 1,
+        "flag": 30_301,
         "list": 1,
         '"odd ""name"""': 1,
         "deep": 1,
@@ -250,3 +252,17 @@ def test_tasks_are_those_of_the_other_commands(tmp_path: Path) -> None:
             found = stats([source], fields=fields)
             assert (found.tasks, found.rows_without_task) == (301, 0)
         assert profile([source], None).details["tasks"] == 301
+
+
+def test_what_a_grader_says_with_true_and_false_is_a_number_too(tmp_path: Path) -> None:
+    rows = [rollout("a", repeat, 1.0, correct=repeat > 0, _rb_metrics=["correct"]) for repeat in range(4)]
+    found = by_name(stats([write(tmp_path / "r.jsonl", rows)]).fields)["correct"]
+    assert (found.ok, found.missing, found.mean) == (4, 0, 0.75)
+    values = [0.0, 1.0, 1.0, 1.0]
+    assert found.std == pytest.approx(statistics.stdev(values))
+    assert found.std_error == pytest.approx(statistics.stdev(values) / 2)
+
+
+def test_one_value_has_no_standard_error(tmp_path: Path) -> None:
+    found = by_name(stats([write(tmp_path / "r.jsonl", [rollout("a", 0, 1.0)])]).fields)["reward"]
+    assert (found.mean, found.std, found.std_error) == (1.0, None, None)

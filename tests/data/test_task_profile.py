@@ -152,7 +152,7 @@ def test_profile_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         main(["data", "profile", str(source), "--json"])
     assert ended.value.code == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed["details"]["pass_at_k"]["1"] == {"mean": 0.5, "tasks": 1}
+    assert printed["details"]["pass_at_k"]["1"] == {"mean": 0.5, "std_error": None, "tasks": 1}
     with pytest.raises(SystemExit):
         main(["data", "profile", str(source), "-o", str(tmp_path / "p.parquet")])
     assert "pass@2" in capsys.readouterr().out

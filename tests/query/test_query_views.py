@@ -513,3 +513,20 @@ def test_files_of_other_systems(peer_fixtures: Path) -> None:
         lines = path.read_bytes().splitlines()
         assert rows("select count(*), avg(reward), count(model) from rollouts", path)[0][0] == len(lines)
         assert rows("select count(*) from transcripts where role is null", path) == [(0,)]
+
+
+def test_metrics_of_rollouts_are_one_column_for_collections_and_runs(tmp_path: Path) -> None:
+    """Under one name whatever recorded them: of the turns the last value, then those of the episode."""
+    odd = {"_rb_metrics": ["correct", "a/b~c"], "correct": True, "a/b~c": {"x": [1]}, "task": "no metric"}
+    lines = [{"_rb_key": "t#0", "reward": 1.0} | odd, {"_rb_key": "t#1", "reward": 0.0, "correct": True}]
+    collecting.write_rows(tmp_path / "c.jsonl", lines)
+    collected = "select metrics from rollouts order by key"
+    assert rows(collected, tmp_path / "c.jsonl") == [('{"correct":true,"a/b~c":{"x":[1]}}',), (None,)]
+    with rollbook.Run(tmp_path / "run") as run, run.rollouts(iteration=0) as log, log.group(size=1) as group:
+        steps = [
+            rollbook.Step(metrics={"correct": 0.0, "tries": 1}),
+            rollbook.Step(metrics={"correct": 1.0}),
+        ]
+        group.add(rollbook.Trajectory(steps=steps, metrics={"length": 2}))
+    question = "select metrics->>'correct', metrics->>'tries', metrics->>'length' from rollouts"
+    assert rows(question, tmp_path / "run") == [("1.0", "1", "2")]

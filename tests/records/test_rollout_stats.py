@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import statistics
 
@@ -24,13 +25,15 @@ def test_mean_and_spread_are_the_correctly_rounded_ones(scale: float) -> None:
     values = [random.Random(n).uniform(-1, 1) * scale for n in range(50)]
     found = exact(values)
     assert found.mean == statistics.mean(values)
-    assert found.std == pytest.approx(statistics.pstdev(values), rel=1e-15)
+    assert found.std == pytest.approx(statistics.stdev(values), rel=1e-15)
+    assert found.std_error == pytest.approx(statistics.stdev(values) / math.sqrt(50), rel=1e-15)
     assert (found.count, found.low, found.high) == (50, min(values), max(values))
 
 
 def test_equal_values_have_no_spread_and_none_has_nothing() -> None:
     assert (exact([0.1] * 7).mean, exact([0.1] * 7).std) == (0.1, 0.0)
-    assert (exact([]).mean, exact([]).std) == (0.0, 0.0)
+    assert (exact([]).mean, exact([]).std) == (0.0, None)
+    assert (exact([1.0]).std, exact([1.0]).std_error) == (None, None)
     assert exact([1.7e308] * 3).mean == 1.7e308
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from helpers.rl_runs import settings_of, write_setup
 from rollbook.errors import UsageError
+from rollbook.records.identity import task_digest
 from rollbook.rl.settings import RlSettings, load_settings
 from rollbook.rl.tasks import GENERATED_TASKS, TaskPool, read_pools
 from rollbook.rl.train import train
@@ -104,7 +105,7 @@ def test_nothing_left_to_train_on_is_refused_by_the_name_of_the_environment(tmp_
             "unknown key 'environments[1].colour'; known keys: answer_key, ",
         ),
         ({"name": "arithmetic", "max_valu": 2}, "'environments[1].max_valu'; did you mean 'max_value'?"),
-        ({"name": "arithmetic", "colour": 2}, "'environments[1].colour'; arithmetic takes: operations, max"),
+        ({"name": "arithmetic", "shade": 2}, "'environments[1].shade'; arithmetic takes: operations, max"),
         ({"name": "arithmetic", "digits": 99}, "environments[1].digits is 99; it may be at most 6"),
         (
             {"name": "dataset", "grader": "exakt"},
@@ -167,3 +168,26 @@ def test_no_iteration_of_a_run_trains_on_what_is_held_out(tmp_path: Path) -> Non
     assert len(of_eval) == 3 and {tag for rollout in trained for tag in rollout.tags} == {"a", "b"}
     assert of_eval.isdisjoint({rollout.task_digest for rollout in trained})
     assert rollbook.audit(tmp_path / "run").verdict == "balanced"
+
+
+def test_two_tasks_with_one_id_are_drawn_and_held_out_apart(tmp_path: Path) -> None:
+    """As NeMo Gym's own data has them; a row that shows the same is the same task."""
+    words = ["one", "two", "three", "three"]
+    rows = [{"id": "1000", "prompt": word, "expected_answer": word} for word in words]
+    held_rows = [row | {"prompt": f"{row['prompt']}?"} for row in rows]
+    path, held = tmp_path / "tasks.jsonl", tmp_path / "held.jsonl"
+    for file, some in ((path, rows), (held, held_rows)):
+        file.write_text("".join(json.dumps(row) + "\n" for row in some))
+    log: list[str] = []
+    environments = [dataset("a", str(path)), dataset("b", write_rows(tmp_path / "others.jsonl"))]
+    asked = settings(environments, {"environment": "b", "tasks": str(held)})
+    pools, held_out = read_pools(asked, log.append)
+    assert prompts(pools[0]) == {"one", "two", "three"}
+    assert prompts(held_out["eval0"]) == {"one?", "two?", "three?"}
+    assert "eval eval0: 3 tasks; 1 more are equal to one of them and left out" in log
+    for file, some in ((path, rows), (held, held_rows)):
+        names = ", ".join(f"1000~{str(task_digest(row))[:8]}" for row in some[1:3])
+        (said,) = [
+            line for line in log if line.startswith(f"2 tasks of {file} have the id of an earlier row")
+        ]
+        assert said.endswith(f"queries show them as {names}")

@@ -91,9 +91,9 @@ def test_the_report_shows_what_was_noted_graded_and_earned(tmp_path: Path) -> No
         {"data-group-idx": str(at), "data-task-id": f"t{at}"} for at in range(3)
     ]
     assert [node["children"][0]["children"][0] for node in sections] == [
-        "Group 0 · mean reward 0.505 · t0",
+        "Group 0 · mean reward 0.505 ± 0.005 · t0",
         "Group 1 · mean reward 0.6 · t1",
-        "Group 2 · mean reward 0.705 · t2",
+        "Group 2 · mean reward 0.705 ± 0.005 · t2",
     ]
     shown = [json.dumps(node) for node in sections]
     assert ["noted in" in text for text in shown] == [True, False, True]

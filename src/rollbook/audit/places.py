@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rollbook.audit.result import Place
+from rollbook.records import numbers
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -47,6 +48,10 @@ class Moments:
     @property
     def mean(self) -> float | None:
         return self._sum / self.count if self.count else None
+
+    @property
+    def std_error(self) -> float | None:
+        return numbers.std_error(math.sqrt(self.variance), self.count)
 
     @property
     def variance(self) -> float:
@@ -117,6 +122,7 @@ class Places:
                 tokens=sums.tokens,
                 tokens_mean=sums.lengths.mean,
                 reward_mean=sums.rewards.mean,
+                reward_std_error=sums.rewards.std_error,
             )
             for (split, name), sums in sorted(
                 self._sums.items(), key=lambda item: (item[0][0] != "train", item[0][0], NUMBERS[item[0][1]])

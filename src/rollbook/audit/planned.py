@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from rollbook.audit.places import Ints
-from rollbook.collect.input import Agents, hash_of, read_input
+from rollbook.collect.input import hash_of, read_input
+from rollbook.collect.input_rows import Agents
 from rollbook.collect.manifest import Session
+from rollbook.records.columns import Columns
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -34,7 +37,9 @@ class InputTasks:
     def __init__(self, path: Path, session: Session) -> None:
         """Raises a UsageError if a row of it could not have been collected."""
         env = (session.meaning.get("agent") or {}).get("env") or {}
-        self._input = read_input(path, limit=session.rows or None, agents=Agents(env=env))
+        columns = msgspec.convert(session.meaning.get("columns") or {}, Columns)
+        limit = session.rows or None
+        self._input = read_input(path, limit=limit, agents=Agents(env=env), columns=columns)
         self.rows, self.size = self._input.rows, self._input.size
         self.is_same = self._input.begins_with(session.input_bytes, session.input_sha256)
 

@@ -67,8 +67,14 @@ def _scope(summaries: Summaries, metrics: dict[str, Floats], inside: Bools) -> V
     rewards = summaries.rewards[ok]
     known = rewards[np.isfinite(rewards)]
     if len(known):
-        values |= {"reward/total": float(known.mean()), "reward/std": float(known.std())}
-        values |= {"reward/min": float(known.min()), "reward/max": float(known.max())}
+        values |= {
+            "reward/total": float(known.mean()),
+            "reward/min": float(known.min()),
+            "reward/max": float(known.max()),
+        }
+    if len(known) > 1:
+        std = float(known.std(ddof=1))
+        values |= {"reward/std": std, "reward/std_error": std / math.sqrt(len(known))}
     if len(known) < count:
         values["reward/total:count"] = len(known)
     values |= {"total_episodes": count, "total_turns": turns}

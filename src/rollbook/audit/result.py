@@ -52,6 +52,7 @@ class Place(msgspec.Struct, kw_only=True):
     tokens: int = 0  # sampled
     tokens_mean: float | None = None  # per rollout whose length is known
     reward_mean: float | None = None
+    reward_std_error: float | None = None
 
 
 class RankShare(msgspec.Struct, kw_only=True):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, print_json
+from rollbook.records.numbers import mean_text
 
 if TYPE_CHECKING:
     from rollbook.audit.find import Thing
@@ -90,7 +91,7 @@ def _print_tables(audit: Audit) -> None:
                 f"{place.turns:,}",
                 f"{place.tokens:,}",
                 _number(place.tokens_mean),
-                _number(place.reward_mean),
+                mean_text(place.reward_mean, place.reward_std_error),
             )
             for place in audit.places
         ]

@@ -78,6 +78,7 @@ def status_of_run(record: RunRecord, ledger: Ledger, path: Path) -> RunStatus:
             failed=failed,
             missing=missing,
             reward_mean=kept.get("reward_mean"),
+            reward_std_error=kept.get("reward_std_error"),
         )
         state = RunStatus(collection=progress if kept else None)
     if not record.is_running:

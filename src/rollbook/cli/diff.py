@@ -97,7 +97,10 @@ def _collection(output: Path) -> dict[str, Any]:
     meaning = manifest["meaning"]
     settings = {key: manifest[key] for key in ("repeats", "input", "input_sha256", "rows") if key in manifest}
     progress = read_progress(progress_path(output))
-    metrics = {} if progress is None else {**progress.coverage, "reward_mean": progress.reward_mean}
+    metrics = {}
+    if progress is not None:
+        reward = {"reward_mean": progress.reward_mean, "reward_std_error": progress.reward_std_error}
+        metrics = {**progress.coverage, **reward}
     whole = metrics or manifest.get("coverage") or {}
     return {
         "config": {**meaning, **settings},

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 _SHOWN_RUNS = 20
 # What a narrow terminal leaves out first comes last. All columns but the note are shown whole or not at all.
 _PRIORITY = (
-    "id", "status", "reward", "loss", "started", "rollouts", "steps", "checkpoint", "took", "kind", "git",
-    "note",
+    "id", "status", "reward", "std error", "loss", "started", "rollouts", "steps", "checkpoint", "took",
+    "kind", "git", "note",
 )  # fmt: skip
 _NARROWEST_NOTE = 16
 _GAP = 2
@@ -194,6 +194,7 @@ def _row(record: RunRecord) -> dict[str, Any]:
         "loss": number(metrics.get("last_loss")),
         "rollouts": f"{metrics['ok']}/{metrics.get('expected')}" if "ok" in metrics else "-",
         "reward": number(metrics.get("reward_mean")),
+        "std error": number(metrics.get("reward_std_error")),
         "checkpoint": (record.checkpoint or {}).get("step", "-"),
         "git": sha or "-",
         "note": record.notes[-1].text if record.notes else (record.reason or ""),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rollbook.cli.common import duration, local_time, number
+from rollbook.records.numbers import mean_text
 from rollbook.records.progress import Progress
 
 
@@ -50,7 +51,7 @@ def _reward(progress: Progress) -> str:
     if progress.reward_mean is None:
         return ""
     over = f", mean over {progress.reward_count} rollouts" if progress.reward_count else ""
-    return f"reward {number(progress.reward_mean)}{over}"
+    return f"reward {mean_text(progress.reward_mean, progress.reward_std_error)}{over}"
 
 
 def _tokens(progress: Progress) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rollbook.cli.common import ARTIFACTS, Artifacts, AsJson, Detach, Overrides, Overwrite, Resume, print_json
+from rollbook.records.numbers import mean_text
 
 if TYPE_CHECKING:
     from rollbook.rl.preview import EnvironmentPreview
@@ -57,6 +58,10 @@ def rl(
     run_job(launch.job(), detach=detach, as_json=as_json, on_stop="it saves first; --resume continues")
 
 
+def _shown_reward(mean: float | None, error: float | None) -> str:
+    return "unknown" if mean is None else mean_text(mean, error, ".3f")
+
+
 def _preview(settings: RlSettings, as_json: bool) -> None:
     from rollbook.cli.output import printable
     from rollbook.rl.preview import preview
@@ -68,11 +73,11 @@ def _preview(settings: RlSettings, as_json: bool) -> None:
         return
     for environment in found.environments:
         _show_environment(environment)
-    reward = "unknown" if found.reward is None else f"{found.reward:.3f}"
+    reward = _shown_reward(found.reward, found.reward_std_error)
     print(f"\n{found.groups} groups: mean reward {reward}, {found.mixed:.0%} with different rewards")
     if len(found.environments) > 1:
         for environment in found.environments:
-            own = "unknown" if environment.reward is None else f"{environment.reward:.3f}"
+            own = _shown_reward(environment.reward, environment.reward_std_error)
             mixed = f"{environment.mixed:.0%} with different rewards"
             print(printable(f"  {environment.name}: {environment.groups} groups, mean reward {own}, {mixed}"))
     sample_s, train_s = found.seconds_sample, found.seconds_train

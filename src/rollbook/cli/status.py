@@ -20,11 +20,11 @@ from rollbook.cli.common import (
     AsJson,
     duration,
     local_time,
-    number,
     open_ledger,
     print_json,
     why_failed,
 )
+from rollbook.records.numbers import mean_text
 from rollbook.records.plain import unix_time
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def _state_lines(state: Any) -> list[str]:
         lines.append(f"step:       {state.step}{total}{percent}{eta}")
     if state.headline:
         trend = f", {state.trend}" if state.trend else ""
-        lines.append(f"{state.headline + ':':<11} {number(state.value)}{trend}")
+        lines.append(f"{state.headline + ':':<11} {mean_text(state.value, state.std_error)}{trend}")
     if state.nonfinite:
         lines.append(f"NOT FINITE: {', '.join(state.nonfinite)} at the last step")
     if checkpoint := state.checkpoint:

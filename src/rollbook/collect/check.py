@@ -13,7 +13,8 @@ import msgspec
 
 from rollbook.collect.files import CollectionFiles
 from rollbook.collect.generated_tasks import generate_tasks
-from rollbook.collect.input import Agents, Input, read_input
+from rollbook.collect.input import Input, read_input
+from rollbook.collect.input_rows import Agents
 from rollbook.collect.loop import run_in_loop
 from rollbook.collect.manifest import Manifest, Session, read_manifest, refuse_drift
 from rollbook.collect.output import Found, find_done
@@ -22,6 +23,7 @@ from rollbook.collect.rollout import Rollouts, rollouts_here
 from rollbook.collect.settings import CollectSettings
 from rollbook.envs.agents import describe_agent
 from rollbook.errors import UsageError
+from rollbook.records.columns import USUAL
 from rollbook.records.identity import KEY
 from rollbook.records.redact import remember_secrets
 
@@ -84,6 +86,8 @@ def _check(
         },
         operation={"concurrency": settings.num_samples_in_parallel, "workers": settings.workers},
     )
+    if settings.columns != USUAL:
+        session.meaning["columns"] = msgspec.to_builtins(settings.columns)
     source = files.input
     if settings.input_jsonl_fpath is None:
         session.meaning["seed"] = settings.seed
@@ -91,7 +95,9 @@ def _check(
             refuse_drift(files.shown, last, session, same_input=True)  # before its tasks are written over
         source = generate_tasks(settings, agent.env, files, tasks_aside)
     agents = Agents(settings.agent_name, agent.env, frozenset(settings.agents) - {settings.agent_name})
-    rows = read_input(files.shown_input, file=source, limit=settings.limit, agents=agents)
+    rows = read_input(
+        files.shown_input, file=source, limit=settings.limit, agents=agents, columns=settings.columns
+    )
     session.input, session.rows = str(files.shown_input), rows.rows
     session.input_sha256, session.input_bytes = rows.sha256, rows.size
     if last is not None and settings.resume != "always":

@@ -152,6 +152,8 @@ def _log_oddities(settings: CollectSettings, files: CollectionFiles, checked: Ch
             f"some rows of {rows.path} have agent_ref {', '.join(foreign[:_SHOWN_AGENTS])}, "
             f"which `agents:` does not define; agent {settings.agent_name} runs them"
         )
+    for assumed in sorted(rows.assumed):
+        log(f"{rows.path}: {assumed} (columns.prompt=NAME and columns.answer=NAME name others)")
     if rows.sharing:
         log(
             f"{len(rows.sharing)} rows of {rows.path} have the id of an earlier row that is another task; "

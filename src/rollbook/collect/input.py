@@ -6,115 +6,49 @@ a row are kept (a hash of its id), so a million rows cost what a thousand cost.
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import shlex
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
 import orjson
 import xxhash
 
+from rollbook.collect.input_rows import Agents, Names, all_problems, checker, problem
 from rollbook.collect.items import Item
+from rollbook.envs.dataset_rows import read_dataset_row
 from rollbook.errors import BadFileError, UsageError
+from rollbook.records.columns import USUAL, Columns
 from rollbook.records.identity import KEY, OWN_IDS, content_id, marked_id, numbered_id, task_digest, task_id
+from rollbook.records.json_array import elements, is_array
+from rollbook.records.plain import encode_exactly
 from rollbook.records.record import decode_exactly
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]  # (rows, repeats)
 Places = np.ndarray[Any, np.dtype[np.int64]]
-A_GOOD_ROW = (
-    '{"id": "sum-1", "responses_create_params": {"input": [{"role": "user", "content": "What is 2 + 2?"}]}, '
-    '"expected_answer": "4"}'
-)
-_SHOWN_PROBLEMS = 20
 _BUFFER = 1 << 20
-_LACKS = "it has no"
 _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_NO_CONVERSATION = (KeyError, TypeError, ValueError, AttributeError)
+_READY = b'"responses_create_params"'
 _COMPRESSED = {b"\x1f\x8b": "zcat", b"BZh": "bzcat", b"\xfd7zXZ": "xzcat", b"\x28\xb5\x2f\xfd": "zstdcat"}
 
 
-class _Array(msgspec.Struct, array_like=True, gc=False):
-    """An array whose items are checked to be JSON and skipped: keeping them takes three times as long."""
-
-
-class _Object(msgspec.Struct, gc=False):
-    """The same for an object."""
-
-
-class _InputItem(msgspec.Struct, gc=False):
-    """One item of a conversation. An item of another type would be left out of the request."""
-
-    type: (
-        Literal[
-            "message",
-            "reasoning",
-            "function_call",
-            "custom_tool_call",
-            "function_call_output",
-            "custom_tool_call_output",
-        ]
-        | None
-    ) = None
-
-
-class _OtherParams(msgspec.Struct, gc=False):
-    instructions: str | None = None
-    tools: _Array | None = None
-    metadata: _Object | None = None
-
-
-class _Params(_OtherParams, kw_only=True, gc=False):
-    input: str | Annotated[list[_InputItem], msgspec.Meta(min_length=1)]
-
-
-class _AnyParams(_OtherParams, kw_only=True, gc=False):
-    input: str | _Array
-
-
-class _Names(msgspec.Struct, gc=False):
-    key: Any = msgspec.field(default=None, name=KEY)
-    task_id: str | int | None = None
-    id: str | int | None = None
-
-
-class _Row(_Names, kw_only=True, gc=False):
-    responses_create_params: _Params
-    agent_ref: Any = None
-
-    @property
-    def agent(self) -> str | None:
-        """The agent that the row is meant for, where it says so."""
-        name = self.agent_ref.get("name") if isinstance(self.agent_ref, dict) else None
-        return name if isinstance(name, str) else None
-
-
-class _RowForAServer(_Row, kw_only=True, gc=False):
-    """A row that an agent server gets as it is."""
-
-    responses_create_params: _AnyParams  # type: ignore[assignment]
-
-
-class Agents(NamedTuple):
-    """The agent that does the rows, and the others of the config, whose rows it must not do."""
-
-    name: str = ""
-    env: Mapping[str, Any] = {}
-    others: frozenset[str] = frozenset()
-
-
 class Input:
-    """The rows of a file."""
+    """The rows of a file: lines, or the elements of an array, in any of the usual shapes."""
 
-    def __init__(self, path: Path, file: Path) -> None:
+    def __init__(self, path: Path, file: Path, columns: Columns = USUAL) -> None:
         self.path = path  # as it was typed, for people
         self.file = file
+        self.assumed: set[str] = set()  # what was taken for what in rows without parameters
+        self._columns = columns
+        self._is_array = file.is_file() and is_array(file)
         self.size, self.sha256 = 0, ""
         self.foreign_agents: set[str] = set()  # named by rows, and not in the config
         self.hashes: Hashes = np.empty(0, dtype=np.uint64)
@@ -133,11 +67,11 @@ class Input:
         if done is not None:
             missing = map(int, np.flatnonzero(~done.all(axis=1)))
         with self._open() as file:
-            lines, at = _rows(file), 0
+            lines, at = self._rows(file), 0
             for row in missing:
                 _, line = next(islice(lines, row - at, None), (0, b""))
                 at = row + 1
-                name = self._task_id(row, line)
+                line, name = self._named(row, line)
                 for repeat in range(repeats):
                     if done is None or not done[row, repeat]:
                         yield Item(row, repeat, name, line, self.with_digests)
@@ -149,7 +83,7 @@ class Input:
         """
         places = _places(wanted, self.hashes)
         if (places < 0).any() and self._name_of is _name:
-            older = Input(self.path, self.file)
+            older = Input(self.path, self.file, self._columns)
             older._name_of = _name_before
             older._name_rows(self.rows)
             if (_places(wanted[places < 0], older.hashes) >= 0).any():
@@ -174,26 +108,27 @@ class Input:
 
     def read(self, limit: int | None, agents: Agents) -> None:
         """Check the rows up to the limit and refuse all bad ones together; take the digest of the file."""
-        check, problems = _checker(agents, self.foreign_agents), []
+        check, problems = checker(agents, self.foreign_agents), []
         hashes, sha = array("Q"), hashlib.sha256()
         with self._open() as file:
-            for number, line in enumerate(file, 1):
-                sha.update(line)
-                self.size += len(line)
+            for number, line in self._numbered(file):
+                if not self._is_array:
+                    sha.update(line)
+                    self.size += len(line)
                 if line.isspace():
                     continue
                 try:
-                    check(line)
+                    check(line := self._as_row(line))
                     hashes.append(hash_of(self._name_of(line)))
                 except (UsageError, *_MALFORMED) as error:
-                    problems.append((number, _problem(self.path, line, error)))
+                    problems.append((number, problem(self.path, line, error)))
                 if len(hashes) == limit:
                     break
             while chunk := file.read(_BUFFER):
                 sha.update(chunk)
                 self.size += len(chunk)
         if problems:
-            raise UsageError(_all_problems(self.path, problems))
+            raise UsageError(self._all_problems(problems))
         if not hashes:
             raise UsageError(f"{self.path} has no rows")
         self.sha256, self.hashes = sha.hexdigest(), np.array(hashes, dtype=np.uint64)
@@ -201,7 +136,7 @@ class Input:
 
     def _name_rows(self, rows: int) -> None:
         with self._open() as file:
-            names = (self._name_of(line) for _, line in islice(_rows(file), rows))
+            names = (self._name_of(self._as_row(line)) for _, line in islice(self._rows(file), rows))
             self.hashes = np.fromiter(map(hash_of, names), dtype=np.uint64)
         self._tell_apart()
 
@@ -216,9 +151,10 @@ class Input:
         lines: dict[tuple[str, str], int] = {}
         problems: list[tuple[int, str]] = []
         with self._open() as file:
-            for place, (number, line) in enumerate(islice(_rows(file), self.rows)):
+            for place, (number, line) in enumerate(islice(self._rows(file), self.rows)):
                 if int(self.hashes[place]) not in repeated:
                     continue
+                line = self._as_row(line)
                 own, row = self._name_of(line), decode_exactly(line)
                 has_id = _has_id(line)
                 digest = task_digest(row) if has_id else None
@@ -227,7 +163,8 @@ class Input:
                 if has_id:
                     same = (own, content_id({key: row[key] for key in row if key not in (KEY, *OWN_IDS)}))
                     if lines.setdefault(same, number) != number:
-                        problems.append((number, f"the id {own!r} is already on line {lines[same]}"))
+                        where = f"{self._unit} {lines[same]}"
+                        problems.append((number, f"the id {own!r} is already on {where}"))
                 free = numbered_id(name, seen[name])
                 while free != own and _places(np.array([hash_of(free)], np.uint64), unique)[0] >= 0:
                     seen[name] += 1
@@ -237,17 +174,55 @@ class Input:
                     self.hashes[place] = hash_of(free)
                     self.sharing += [free] if has_id else []
         if problems:
-            raise UsageError(_all_problems(self.path, problems))
+            raise UsageError(self._all_problems(problems))
 
-    def _task_id(self, row: int, line: bytes) -> str:
+    def _named(self, row: int, line: bytes) -> tuple[bytes, str]:
+        """The row as it is sent, and its name."""
         try:
+            line = self._as_row(line)
             name = self._renamed.get(row) or self._name_of(line)
             if hash_of(name) == self.hashes[row]:
-                return name
-        except (orjson.JSONDecodeError, *_MALFORMED):
+                return line, name
+        except (orjson.JSONDecodeError, UsageError, *_MALFORMED):
             pass
         why = f"row {row + 1} changed while it was collected; restore it and rerun the same command to resume"
         raise BadFileError(self.path, why)
+
+    @property
+    def _unit(self) -> str:
+        return "element" if self._is_array else "line"
+
+    def _all_problems(self, problems: list[tuple[int, str]]) -> str:
+        return all_problems(
+            f"{self.path}: element " if self._is_array else f"{self.path}:", self._unit, problems
+        )
+
+    def _numbered(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        if self._is_array:
+            return ((element.number, element.line) for element in elements(self.file))
+        return enumerate(file, 1)
+
+    def _rows(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        """What holds something, with its number, as it is in the file; blank lines are no rows."""
+        numbered = self._numbered(file)
+        return ((number, line.rstrip(b"\n")) for number, line in numbered if not line.isspace())
+
+    def _as_row(self, line: bytes) -> bytes:
+        """A row of an ordinary dataset as one with parameters; any other, and what is none, as it is."""
+        if self._columns == USUAL and _READY in line:
+            return line
+        try:
+            value = decode_exactly(line)
+            if not isinstance(value, dict):
+                return line
+            found = read_dataset_row(value, self._columns)
+        except _NO_CONVERSATION as error:
+            if self._columns == USUAL:
+                return line  # the check says what is wrong
+            raise UsageError(str(error.args[0] if error.args else error)) from None
+        if (assumed := found.assumed) is not None:
+            self.assumed.add(assumed)
+        return encode_exactly(found.with_params)
 
     def _open(self) -> BinaryIO:
         try:
@@ -264,11 +239,12 @@ def read_input(
     file: Path | None = None,
     limit: int | None = None,
     agents: Agents = Agents(),  # noqa: B008
+    columns: Columns = USUAL,
 ) -> Input:
     """The checked input. `path` is for people, as it was typed; `file` is where it is, unless it is there."""
     file = (file or path).absolute()  # for good: an environment may go to another directory
     _refuse_what_is_no_text(path, file)
-    found = Input(path, file)
+    found = Input(path, file, columns)
     found.read(limit, agents)
     return found
 
@@ -278,7 +254,7 @@ def hash_of(name: str) -> int:
     return xxhash.xxh3_64_intdigest(name.encode(errors="surrogatepass"))
 
 
-_decode_names: Callable[[bytes], _Names] = msgspec.json.Decoder(_Names).decode
+_decode_names: Callable[[bytes], Names] = msgspec.json.Decoder(Names).decode
 
 
 def _has_id(line: bytes) -> bool:
@@ -305,76 +281,6 @@ def _places(wanted: Hashes, hashes: Hashes) -> Places:
     ordered = hashes[order]
     place = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
     return np.where(ordered[place] == wanted, order[place], -1)
-
-
-def _rows(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The lines that hold something, with their numbers; blank ones are no rows."""
-    return ((number, line.rstrip(b"\n")) for number, line in enumerate(file, 1) if not line.isspace())
-
-
-def _checker(agents: Agents, foreign: set[str]) -> Callable[[bytes], _Row]:
-    """Decodes one row, or raises what is wrong with it."""
-    decode = msgspec.json.Decoder(_row_type(agents.env)).decode
-
-    def check(line: bytes) -> _Row:
-        if not line.isascii():
-            line.decode()  # msgspec does not look into text that it skips
-        row: _Row = decode(line)
-        if (agent := row.agent) is not None and agent != agents.name:
-            if agent in agents.others:
-                raise UsageError(
-                    f"its agent_ref names {agent!r}; collect such rows apart, with agent_name={agent}"
-                )
-            foreign.add(agent)
-        return row
-
-    return check
-
-
-def _row_type(env: Mapping[str, Any]) -> Any:
-    """What a row must hold for this environment."""
-    if env.get("name") == "gym":
-        return _RowForAServer
-    if env.get("name") == "dataset" and env.get("grader") != "regex":  # which has several places for it
-        key, _, _ = str(env.get("answer_key", "expected_answer")).partition(".")
-        if key not in _Row.__struct_fields__:
-            answer = ("answer", str | bool | int | float | list[Any] | dict[str, Any])
-            return msgspec.defstruct("Row", [answer], bases=(_Row,), rename={"answer": key}, kw_only=True)
-    return _Row
-
-
-def _problem(path: Path, line: bytes, error: Exception) -> str:
-    if line.startswith(codecs.BOM_UTF8):
-        remove = rf"sed -i '1s/^\xEF\xBB\xBF//' {path}"
-        return f"begins with a byte order mark; remove it: {remove}"
-    text = str(error).replace("`$.", "`").replace("Object missing", _LACKS)
-    if text.startswith("Invalid enum value"):
-        text = f"an item of an unknown type: {text.removeprefix('Invalid enum value ')}"
-    return f"{text[:1].lower()}{text[1:]}"
-
-
-def _all_problems(path: Path, problems: list[tuple[int, str]]) -> str:
-    """The first problems in full, with an example of a good row, and the lines of the others."""
-    listed = [f"{path}:{line}: {text}" for line, text in problems[:_SHOWN_PROBLEMS]]
-    for place, (_, text) in enumerate(problems[:_SHOWN_PROBLEMS]):
-        if text.startswith(_LACKS):
-            listed[place] += f"; a good row is like this: {A_GOOD_ROW}"
-            break
-    if others := [line for line, _ in problems[_SHOWN_PROBLEMS:]]:
-        listed.append(f"... and {len(others)} more: lines {_runs(others)}")
-    count = "1 row" if len(problems) == 1 else f"{len(problems)} rows"
-    return "\n  ".join([f"{count} of the input cannot be used, so nothing was sent:", *listed])
-
-
-def _runs(lines: list[int]) -> str:
-    """3, 7-12: rising numbers, those next to each other together."""
-    runs: list[list[int]] = []
-    for line in lines:
-        if runs and line == runs[-1][1] + 1:
-            runs[-1][1] = line
-        else:
-            runs.append([line, line])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def _refuse_what_is_no_text(path: Path, file: Path) -> None:

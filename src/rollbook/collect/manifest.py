@@ -17,6 +17,7 @@ from rollbook.errors import BadFileError, UsageError
 from rollbook.records.atomic import write_atomic
 from rollbook.records.complete import FileFacts
 from rollbook.records.config import ConfigChange, diff_configs
+from rollbook.records.graders import with_version
 from rollbook.records.plain import encode_document, utc_now
 from rollbook.records.redact import redact_tree
 from rollbook.records.run_info import versions
@@ -143,16 +144,11 @@ def _missing_of(old: Session) -> str:
 
 
 def _with_version(meaning: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """The meaning with the version of a built-in environment where digests of its source were before.
-
-    Those digests are of version 1: they changed with every comment.
-    """
-    agent, env_now = meaning.get("agent") or {}, (now.get("agent") or {}).get("env") or {}
-    env = dict(agent.get("env") or {})
-    if "version" not in env_now or "source_sha256" in env_now or "source_sha256" not in env:
+    """The meaning with the version of a built-in environment where digests of its source were before."""
+    agent, agent_now = meaning.get("agent") or {}, now.get("agent") or {}
+    if not agent.get("env"):
         return meaning
-    del env["source_sha256"]
-    return {**meaning, "agent": {**agent, "env": {**env, "version": 1}}}
+    return {**meaning, "agent": {**agent, "env": with_version(agent["env"], agent_now.get("env") or {})}}
 
 
 def _described(change: ConfigChange) -> str:

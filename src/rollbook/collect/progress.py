@@ -13,6 +13,7 @@ import msgspec
 
 from rollbook.collect.items import Line
 from rollbook.collect.settings import Prices
+from rollbook.records.numbers import std_error
 from rollbook.records.plain import utc_now
 from rollbook.records.progress import Progress
 from rollbook.records.turns import Usage
@@ -37,9 +38,11 @@ class Totals(msgspec.Struct):
 
     @property
     def reward_std(self) -> float | None:
-        if (mean := self.reward_mean) is None:
+        """Of a sample (n - 1)."""
+        if self.rewards < 2:
             return None
-        return math.sqrt(max(0.0, self.reward_squares / self.rewards - mean * mean))
+        spread = self.reward_squares - self.reward_sum * self.reward_sum / self.rewards
+        return math.sqrt(max(0.0, spread) / (self.rewards - 1))
 
 
 class Tally:
@@ -106,6 +109,7 @@ class Tally:
             cost=self._cost(),
             reward_mean=totals.reward_mean,
             reward_std=totals.reward_std,
+            reward_std_error=std_error(totals.reward_std, totals.rewards),
             reward_count=totals.rewards,
             failures=dict(self.failures),
             latency_p50_s=self._latency(0.5),

@@ -33,6 +33,7 @@ from rollbook.records.datasets import DataManifest
 from rollbook.records.identity import KEY, METRICS, ROLLOUT_INDEX, STEPS, TASK_INDEX, repeat_of, task_id
 from rollbook.records.jsonl import JsonlWriter, every_ms, read_lines
 from rollbook.records.plain import encode_exactly
+from rollbook.records.rollout_stats import ExactMean
 from rollbook.records.rows import Row
 from rollbook.rollouts.retry import RetrySettings
 from rollbook.rollouts.runner import Done, GivenUp, run_all
@@ -117,6 +118,7 @@ def regrade(
                     f"another; {output} was not written"
                 )
         job.manifest.details = changes.report()
+        job.manifest.graders = [source.describe()]
     grades.path.unlink()
     return job.manifest
 
@@ -326,8 +328,7 @@ class _Changes:
         self.first_failures: dict[str, str] = {}
         self._same = self._up = self._down = self._new = 0
         self._now_pass = self._now_fail = 0
-        self._before_sum = self._after_sum = 0.0
-        self._compared = 0
+        self._before, self._after = ExactMean(), ExactMean()
         self._examples: list[dict[str, Any]] = []
 
     def fail(self, grade: Grade) -> None:
@@ -338,9 +339,8 @@ class _Changes:
         if old is None or new is None:
             self._new += 1
             return
-        self._compared += 1
-        self._before_sum += old
-        self._after_sum += new
+        self._before.add(old)
+        self._after.add(new)
         if abs(new - old) <= _SAME:
             self._same += 1
             return
@@ -352,7 +352,7 @@ class _Changes:
             self._examples.append({"key": key, "before": old, "after": new})
 
     def report(self) -> dict[str, Any]:
-        mean = self._compared or 1
+        compared = self._before.count
         return {
             "unchanged": self._same,
             "raised": self._up,
@@ -361,8 +361,10 @@ class _Changes:
             "now_fail": self._now_fail,
             "had_no_reward": self._new,
             "failed": self.failed,
-            "compared": self._compared,
-            "mean_before": self._before_sum / mean if self._compared else None,
-            "mean_after": self._after_sum / mean if self._compared else None,
+            "compared": compared,
+            "mean_before": self._before.mean if compared else None,
+            "std_error_before": self._before.std_error,
+            "mean_after": self._after.mean if compared else None,
+            "std_error_after": self._after.std_error,
             "examples": self._examples,
         }

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from rollbook.errors import UsageError
+from rollbook.records.columns import USUAL, Columns
 from rollbook.rollouts.retry import RetrySettings
 from rollbook.runs.settings import merge, parse_words, read_yaml, refuse_unknown, typed
 
@@ -53,6 +54,7 @@ class CollectSettings(msgspec.Struct, kw_only=True):
     agent_name: str
     output_jsonl_fpath: str
     input_jsonl_fpath: str | None = None  # without it, the environment makes `limit` tasks of its own
+    columns: Columns = USUAL  # of the input, where its fields have other names
     limit: Count | None = None
     num_repeats: Count = 1
     num_repeats_add_seed: bool = False

@@ -30,6 +30,7 @@ from rollbook.data.progress import NO_PROGRESS, Progress
 from rollbook.errors import RollbookError, UsageError
 from rollbook.records.complete import complete_files, file_facts
 from rollbook.records.datasets import DataManifest, InputRecord, manifest_path, refuse_foreign_manifest
+from rollbook.records.graders import distinct, graders_of
 from rollbook.records.rows import COMPRESSED, Row, RowCount, read_rows
 from rollbook.runs.resolve import Inputs, find_inputs
 
@@ -54,6 +55,7 @@ class DataJob:
         found = inputs if isinstance(inputs, Inputs) else find_inputs(inputs)
         self.paths = found.paths
         self.counts: Counter[str] = Counter()
+        self.graders = {path: graders_of(path) for path in self.paths}
         self.manifest = DataManifest(
             command=command,
             directory=str(Path.cwd()),
@@ -61,6 +63,7 @@ class DataJob:
             arguments=dict(arguments or {}),
             seed=seed,
             output=str(output) if output else None,
+            graders=distinct(one for graders in self.graders.values() for one in graders),
         )
         self.progress = progress
         self._states = {path: _state(path) for path in self.paths}

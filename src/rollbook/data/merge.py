@@ -17,6 +17,7 @@ import numpy as np
 from rollbook.data.coverage import IS_TASK, PLANS, Plan, Planned, add_tasks, planned_by
 from rollbook.data.external_sort import ExternalSort
 from rollbook.data.job import DataJob
+from rollbook.data.mixed_graders import note_different_graders
 from rollbook.data.progress import NO_PROGRESS, Progress
 from rollbook.data.rollout_table import rollout_table, rows_at
 from rollbook.errors import BadLineError, UsageError
@@ -95,6 +96,7 @@ def merge(
                 job.write(row.data)
         else:
             _copy(job, table)
+        note_different_graders(job)
     return job.manifest
 
 

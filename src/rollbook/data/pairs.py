@@ -24,12 +24,14 @@ from rollbook.data.llamafactory import (
     preference_row,
     refuse_unreadable,
 )
+from rollbook.data.mixed_graders import note_different_graders, refuse_pairs_across_graders
 from rollbook.data.progress import NO_PROGRESS, Progress
 from rollbook.data.rollout_table import rollout_table, rows_at
 from rollbook.data.rollouts import Exchange, Unusable, exchange_of, reward_of
 from rollbook.query.connection import Kept
 from rollbook.records.datasets import DataManifest
 from rollbook.records.identity import task_id
+from rollbook.records.numbers import std_error
 from rollbook.records.rows import Row, encode_row, sorted_json
 
 Format = Literal["trl", "llamafactory"]
@@ -73,13 +75,15 @@ def pairs(
     per_task: int = 1,
     as_format: Format = "trl",
     keep_truncated: bool = False,
+    allow_different_graders: bool = False,
     overwrite: bool = False,
     progress: Progress = NO_PROGRESS,
 ) -> DataManifest:
+    """Refused where a pair would be of answers that different graders graded, unless that is allowed."""
     if as_format == "llamafactory":
         refuse_unreadable(output)
     arguments = {"min_gap": min_gap, "per_task": per_task, "format": as_format}
-    arguments |= {"keep_truncated": keep_truncated}
+    arguments |= {"keep_truncated": keep_truncated, "allow_different_graders": allow_different_graders}
     with (
         DataJob("pairs", inputs, output, arguments=arguments, overwrite=overwrite, progress=progress) as job,
         rollout_table(job) as table,
@@ -88,6 +92,9 @@ def pairs(
         numbers = table.numbers(f"select n from kept where {usable}", [keep_truncated])
         _add_hashes(job, rows_at(job, numbers), table, as_format)
         table.run(_PAIRS, [min_gap, per_task])
+        note_different_graders(job)
+        if not allow_different_graders:
+            refuse_pairs_across_graders(job, table)
         for better, worse in _contents(job, table):
             _write_pair(job, better.value(), worse.value(), as_format)
         _count(job, table, keep_truncated)
@@ -164,5 +171,7 @@ def _count(job: DataJob, table: Kept, keep_truncated: bool) -> None:
     for name, count in counts.items():
         if count or name in _ALWAYS:
             job.count(name, count)
-    mean, least, most = table.one("select avg(gap), min(gap), max(gap) from pairs")
-    job.manifest.details |= {"gap_mean": mean, "gap_min": least, "gap_max": most}
+    moments = "count(gap), avg(gap), stddev_samp(gap), min(gap), max(gap)"
+    count, mean, std, least, most = table.one(f"select {moments} from pairs")
+    gap = {"mean": mean, "std_error": std_error(std, count), "min": least, "max": most}
+    job.manifest.details |= {f"gap_{name}": value for name, value in gap.items()}

@@ -19,12 +19,15 @@ import orjson
 
 from rollbook.data.coverage import Planned, planned_by
 from rollbook.data.job import DataJob
+from rollbook.data.mixed_graders import note_different_graders
 from rollbook.data.progress import NO_PROGRESS, Progress
 from rollbook.data.rollout_table import rollout_table, rows_at, task_fields
 from rollbook.errors import UsageError
 from rollbook.query.connection import Kept
 from rollbook.records.datasets import DataManifest
 from rollbook.records.identity import TASK_INDEX
+from rollbook.records.numbers import std_error
+from rollbook.records.rollout_stats import ExactMean
 
 PROFILES = """
     select
@@ -124,6 +127,7 @@ def profile(
                 job.write(orjson.dumps(_line(task, ks, expected, task_fields(sample[1]))))
         job.manifest.details = summary.report(planned.tasks)
         job.manifest.coverage = summary.coverage(planned)
+        note_different_graders(job)
     return job.manifest
 
 
@@ -148,6 +152,7 @@ def _line(task: TaskProfile, ks: Sequence[int], expected: int, sample: dict[str,
         **{f"pass@{k}": pass_at_k(task.rewarded, task.passed, k) for k in ks},
         "mean/reward": task.reward_mean,
         "std/reward": task.reward_std,
+        "std_error/reward": std_error(task.reward_std, task.rewarded),
         "min/reward": task.reward_min,
         "max/reward": task.reward_max,
         "median/reward": task.reward_median,
@@ -176,8 +181,7 @@ class _Summary:
         self._ks = ks
         self._tasks = self._rollouts = self._rewarded = 0
         self._never = self._always = self._unknown = 0
-        self._sums = dict.fromkeys(ks, 0.0)
-        self._counts = dict.fromkeys(ks, 0)
+        self._estimates = {k: ExactMean() for k in ks}
         self._bins = [0] * 10
 
     def add(self, task: TaskProfile) -> None:
@@ -193,8 +197,7 @@ class _Summary:
         self._bins[min(9, int(rate * 10))] += 1
         for k in self._ks:
             if (estimate := pass_at_k(task.rewarded, task.passed, k)) is not None:
-                self._sums[k] += estimate
-                self._counts[k] += 1
+                self._estimates[k].add(estimate)
 
     def report(self, planned_tasks: int | None) -> dict[str, Any]:
         unseen = None if planned_tasks is None else max(0, planned_tasks - self._tasks)
@@ -207,10 +210,11 @@ class _Summary:
             "without_reward": self._unknown,
             "pass_at_k": {
                 str(k): {
-                    "mean": self._sums[k] / self._counts[k] if self._counts[k] else None,
-                    "tasks": self._counts[k],
+                    "mean": estimates.mean if estimates.count else None,
+                    "std_error": estimates.std_error,
+                    "tasks": estimates.count,
                 }
-                for k in self._ks
+                for k, estimates in self._estimates.items()
             },
             "pass_rate_histogram": self._bins,
         }

@@ -15,6 +15,7 @@ import orjson
 
 from rollbook.data.coverage import IS_TASK, add_tasks
 from rollbook.data.job import DataJob
+from rollbook.data.mixed_graders import note_different_graders
 from rollbook.data.profile import PROFILES, Band, TaskProfile
 from rollbook.data.progress import NO_PROGRESS, Progress
 from rollbook.data.rollout_table import rollout_table, rows_at, task_fields
@@ -49,6 +50,7 @@ def rl(
             add_tasks(table, tasks)
             _refuse_other_tasks(table, tasks)
             _join(job, table, tasks, pass_reward, band)
+        note_different_graders(job)
     return job.manifest
 
 

@@ -1,8 +1,9 @@
 """What a dataset holds, with what is missing beside every mean.
 
-For each number: how many rows have it, lack it, or hold something else there, then mean, deviation and
-quantiles. Quantiles are exact up to five million rows and by DuckDB's t-digest beyond. Of a collection the
-files beside it say what was expected and what failed. Memory is bounded: what does not fit goes to the disk.
+For each number: how many rows have it, lack it, or hold something else there, then mean, standard error,
+deviation and quantiles; true is 1 and false is 0. Quantiles are exact up to five million rows and by DuckDB's
+t-digest beyond. Of a collection the files beside it say what was expected and what failed. Memory is bounded:
+what does not fit goes to the disk.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rollbook.query.sql import literal
 from rollbook.records.datasets import failures_path
 from rollbook.records.field_paths import FieldPath, field_path, field_text, json_path
 from rollbook.records.identity import KEY, OWN_IDS, PROMPTS, TASK_INDEX
-from rollbook.records.numbers import sql_number
+from rollbook.records.numbers import sql_number, std_error
 from rollbook.records.rows import read_rows
 from rollbook.runs.resolve import Inputs, find_inputs, rows_of
 
@@ -30,7 +31,7 @@ QUANTILES = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 _EXACT = 5_000_000
 _BINS = 10
 _STOPS = 20
-_NUMBERS = ("BIGINT", "UBIGINT", "HUGEINT", "DOUBLE")  # as DuckDB calls the types of JSON
+_NUMBERS = ("BOOLEAN", "BIGINT", "UBIGINT", "HUGEINT", "DOUBLE")  # as DuckDB calls the types of JSON
 _Path = tuple[str, ...]
 # Fields that say which task a row is of; what begins with an underscore counts nothing.
 _NAMES = (KEY, *OWN_IDS, TASK_INDEX)
@@ -43,6 +44,7 @@ class FieldStats(msgspec.Struct, kw_only=True):
     not_a_number: int
     mean: float | None
     std: float | None  # of a sample: n - 1
+    std_error: float | None  # of the mean
     min: float | None
     quantiles: dict[str, float]
     max: float | None
@@ -107,10 +109,7 @@ def _stats(found: Inputs, table: Kept, paths: Sequence[FieldPath]) -> DataStats:
 
 
 def _number_fields(job: DataJob) -> list[FieldPath]:
-    """The reward, and whatever is a number in any row at its top or among its token counts.
-
-    Flags are numbers too where they are asked for, but they are many, and their means say little.
-    """
+    """The reward, and whatever is a number, true or false in any row at its top or among its token counts."""
     likely, _ = _look(job, "(select row from rollouts limit 1000)", [("reward",)])
     paths, numbers = _look(job, "rollouts", [("reward",), *likely])
     if others := paths - likely:
@@ -171,6 +170,7 @@ def _describe(table: Kept, place: int, text: str, is_exact: bool) -> FieldStats:
         not_a_number=other,
         mean=mean,
         std=std,
+        std_error=std_error(std, ok),
         min=least,
         quantiles=dict(zip(QUANTILES, quantiles or (), strict=False)),
         max=most,

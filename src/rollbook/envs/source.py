@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 import random
 from array import array
+from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
@@ -30,25 +31,28 @@ from pathlib import Path
 from typing import Any, overload
 
 import msgspec
+import xxhash
 
 from rollbook.envs.base import Environment
+from rollbook.envs.dataset_rows import read_dataset_row
 from rollbook.envs.registry import check_settings, describe_code, environment_class, settings_of
 from rollbook.errors import UsageError
-from rollbook.policies.conversion import to_chat
 from rollbook.policies.registry import refuse_secrets
-from rollbook.records.identity import task_id
+from rollbook.records.columns import USUAL, Columns
+from rollbook.records.identity import marked_id, own_id, task_digest, task_id
+from rollbook.records.json_array import elements, is_array
 from rollbook.records.jsonl import read_lines
 from rollbook.rollouts.failures import error_with_place, is_cancellation
-from rollbook.rollouts.types import Message, Task
+from rollbook.rollouts.types import Task
 from rollbook.rollouts.user_code import as_written, blaming, qualified_name
+from rollbook.runs.settings import typed
 
 _NOT_SETTINGS = ("name", "as", "weight")
-_FOR_ALL = ("tasks", "system")  # unless the environment has a setting of that name
+_FOR_ALL = ("tasks", "system", "columns")  # unless the environment has a setting of that name
 # Settings of an endpoint (a judge) that say where and how fast, not what.
 _OPERATIONAL = frozenset(
     {"base_url", "api_key_env", "headers", "connect_timeout_s", "total_timeout_s", "max_response_bytes"}
 )
-_NOT_PARAMS = frozenset({"input", "tools", "instructions"})
 _SHOWN_PROBLEMS = 20
 _OTHER_SHAPE = (KeyError, TypeError, ValueError, AttributeError, msgspec.MsgspecError)
 _log = logging.getLogger("rollbook")
@@ -77,6 +81,8 @@ class EnvironmentSource:
         for key, value in (("tasks", self._path), ("system", self._system)):
             if not isinstance(value, str | None):
                 raise UsageError(f"env.{key} is {value!r}; it must be text")
+        named = env.get("columns") if "columns" in common else None
+        self.columns = typed(named, Columns, "env.columns") if named else USUAL
         self.settings = {key: value for key, value in env.items() if key not in (*_NOT_SETTINGS, *common)}
         self._shared: dict[str, Any] | None = None
 
@@ -134,20 +140,14 @@ class EnvironmentSource:
         params: Mapping[str, Any] | None = None,
     ) -> Task:
         """A row in any of the usual shapes as a task; `params` win over the row's own."""
-        request = row.get("responses_create_params")
-        if isinstance(request, Mapping):
-            messages = to_chat(request["input"], request.get("instructions"))
-            tools = list(request.get("tools") or [])
-            own = {key: value for key, value in request.items() if key not in _NOT_PARAMS}
-        else:
-            messages, tools, own = _prompt_of(row), list(row.get("tools") or []), {}
+        found = read_dataset_row(row, self.columns)
         return self.with_system(
             Task(
-                id=task_id(row),
-                row=dict(row),
-                messages=messages,
-                tools=tools,
-                params={**own, **(params or {})},
+                id=task_id(row if self.columns == USUAL else found.with_params),
+                row=found.row,
+                messages=found.messages,
+                tools=found.tools,
+                params={**found.params, **(params or {})},
                 repeat=repeat,
                 seed=seed,
             )
@@ -188,7 +188,8 @@ class EnvironmentSource:
             if place == 0:
                 order = list(range(len(rows)))
                 random.Random(f"{seed}-{epoch}").shuffle(order)
-            yield rows[order[place]]
+            row = rows[order[place]]
+            yield row if self.columns == USUAL else read_dataset_row(row, self.columns).with_params
 
 
 class TaskFile(Sequence[dict[str, Any]]):
@@ -196,16 +197,22 @@ class TaskFile(Sequence[dict[str, Any]]):
 
     def __init__(self, path: Path, source: EnvironmentSource) -> None:
         self.path = path.absolute()
+        self.assumed: set[str] = set()  # what was taken for what in rows without parameters
         self._places = array("Q")
-        problems = []
+        problems, ids = [], array("Q")  # hashes of the ids that rows bring; 0 where one has none
         try:
-            for line in read_lines(self.path, accept_tail=True):
-                if line.data.strip():
-                    try:
-                        source.task(_decoded(line.data))
-                    except _OTHER_SHAPE as error:
-                        problems.append(f"  {path}:{line.number}: {error}")
-                    self._places.extend((line.start, line.end))
+            for where, start, end, data in _rows_of(self.path):
+                try:
+                    row = _decoded(data)
+                    source.task(row)
+                    self.assumed |= {read_dataset_row(row, source.columns).assumed or ""} - {""}
+                    own = own_id(row)
+                    ids.append(
+                        0 if own is None else xxhash.xxh3_64_intdigest(own.encode(errors="surrogatepass"))
+                    )
+                except _OTHER_SHAPE as error:
+                    problems.append(f"  {path}{where}: {error}")
+                self._places.extend((start, end))
         except FileNotFoundError:
             where = "" if path.is_absolute() else f" in {Path.cwd()}"
             raise UsageError(f"env.tasks: there is no file {path}{where}") from None
@@ -216,6 +223,20 @@ class TaskFile(Sequence[dict[str, Any]]):
             if len(problems) > _SHOWN_PROBLEMS:
                 shown.append(f"  and {len(problems) - _SHOWN_PROBLEMS} more")
             raise UsageError("\n".join([f"env.tasks: {path} cannot be used:", *shown]))
+        self.sharing = self._names_of_other_tasks(ids)
+
+    def _names_of_other_tasks(self, ids: array[int]) -> list[str]:
+        """What queries show the tasks as whose id an earlier row has that shows something else."""
+        repeated = {name for name, count in Counter(ids).items() if count > 1 and name}
+        first: dict[int, str | None] = {}
+        names: dict[str, None] = {}
+        for place, name in enumerate(ids):
+            if name in repeated:
+                row = self[place]
+                digest = task_digest(row)
+                if first.setdefault(name, digest) != digest:
+                    names[marked_id(str(own_id(row)), digest)] = None
+        return list(names)
 
     def __len__(self) -> int:
         return len(self._places) // 2
@@ -251,14 +272,15 @@ def _decoded(line: bytes) -> dict[str, Any]:
     return row
 
 
-def _prompt_of(row: Mapping[str, Any]) -> list[Message]:
-    for name in ("messages", "prompt", "question", "instruction", "input"):
-        if name in row:
-            value = row[name]
-            if not isinstance(value, str | list) or not value:
-                raise ValueError(f"{name} is {value!r:.100}; it must be text or messages")
-            return to_chat(value)
-    raise KeyError(f"the row has no responses_create_params, messages or prompt; it has: {', '.join(row)}")
+def _rows_of(path: Path) -> Iterator[tuple[str, int, int, bytes]]:
+    """Each row with its place: as people read it, and by its bytes."""
+    if is_array(path):
+        for element in elements(path):
+            yield f": element {element.number}", element.start, element.end, element.line
+        return
+    for line in read_lines(path, accept_tail=True):
+        if line.data.strip():
+            yield f":{line.number}", line.start, line.end, line.data
 
 
 def _without_operation(settings: Mapping[str, Any]) -> dict[str, Any]:

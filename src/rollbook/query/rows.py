@@ -6,14 +6,25 @@ columns are over `task_ids.of_rows`, where a row is parsed once for all of them.
 
 from __future__ import annotations
 
-from rollbook.query.scan import Fields
-from rollbook.records.identity import ROLLOUT_INDEX
+from rollbook.query.scan import ROW, Fields
+from rollbook.records.identity import METRICS, ROLLOUT_INDEX
 from rollbook.records.numbers import sql_number
 from rollbook.records.turns import CUT_SHORT
 
-MACROS = f"""
+# The fields of these names as one object; by a pointer, as a name may hold what means something in a path.
+_NAMED = r"""
+CREATE MACRO _field(value, name) AS
+  coalesce(json_extract(value, '/' || replace(replace(name, '~', '~0'), '/', '~1'))::VARCHAR, 'null');
+CREATE MACRO _named(value, names) AS CASE WHEN names IS NOT NULL THEN ('{' || coalesce(list_aggregate(
+  list_transform(list_filter(names, lambda one: left(one::VARCHAR, 1) = '"'),
+    lambda one: one::VARCHAR || ':' || _field(value, one->>'$')), 'string_agg', ','), '') || '}')::JSON END;
+"""
+MACROS = (
+    _NAMED
+    + f"""
 CREATE MACRO _number(value) AS nullif({sql_number("value::VARCHAR")}, 'nan'::DOUBLE);
 """
+)
 
 
 def keys(field: Fields, task: str) -> dict[str, str]:
@@ -47,4 +58,5 @@ def columns(field: Fields, task: str) -> dict[str, str]:
         "stop_reason": stop,
         "truncated": " OR ".join(f"coalesce({condition}, false)" for condition in cut_off),
         "model": f"_string({field('response.model')})",
+        "metrics": f"_named({ROW}, _list({field(METRICS)}))",
     }

@@ -93,7 +93,7 @@ truncated BOOLEAN cut off by a limit of tokens or turns
 key VARCHAR of a collected row its own name, <task>#<repeat>
 model VARCHAR who answered, where the record says
 sampling_client_step BIGINT how many updates the sampling weights had
-metrics JSON of the whole trajectory
+metrics JSON what was measured on it: of a metric of its turns the last value
 row JSON the whole record; only there when a query names it
 """
         + _FILE

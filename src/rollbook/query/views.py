@@ -34,6 +34,11 @@ CREATE MACRO _items(value) AS CASE json_type(value)
   WHEN 'ARRAY' THEN try_cast(value AS JSON[]) ELSE []::JSON[] END;
 CREATE MACRO _system(value) AS CASE WHEN json_type(value) = 'VARCHAR' AND value->>'$' <> ''
   THEN [json_object('role', 'system', 'content', value)] ELSE []::JSON[] END;
+CREATE MACRO _measured(steps, whole) AS CASE WHEN steps IS NOT NULL OR whole IS NOT NULL THEN
+  list_reduce(list_transform(list_prepend('{}'::JSON, list_append(list_transform(coalesce(steps, []::JSON[]),
+    lambda step: step->'$.metrics'), whole)),
+    lambda one: CASE WHEN left(one::VARCHAR, 1) = '{' THEN one ELSE '{}' END),
+    lambda one, other: json_merge_patch(one, other)) END;
 CREATE MACRO _sum(steps, length) AS
   list_sum(list_transform(steps, lambda step: _whole(json_extract(step, length))));
 """
@@ -146,7 +151,7 @@ def _recorded_rollouts(wanted: Wanted) -> str | None:
         "error": f"_string({field('error')})",
         "tags": f"list_transform(_list({field('tags')}), lambda tag: tag->>'$')",
         "sampling_client_step": f"_whole({field('sampling_client_step')})",
-        "metrics": f"_json({field('trajectory_metrics')})",
+        "metrics": f"_measured({steps}, _json({field('trajectory_metrics')}))",
     }
     values["split"] = f"coalesce({values['split']}, _split)"
     source = wanted.tasks(task_ids.of_records(field, records))

@@ -47,6 +47,7 @@ class DataManifest(msgspec.Struct, kw_only=True):
     rows_out: int = 0
     counts: dict[str, int] = {}  # everything else that was counted, by name
     coverage: dict[str, int] = {}  # expected, ok, failed, missing, where that is known
+    graders: list[dict[str, Any]] = []  # the environments that gave the rewards, where that is known
     details: dict[str, Any] = {}  # what the command reports besides
     versions: dict[str, str] = msgspec.field(default_factory=versions)
 

@@ -13,6 +13,7 @@ import math
 from collections import Counter, defaultdict
 from typing import Any
 
+from rollbook.records.numbers import std_error
 from rollbook.records.plain import to_plain
 from rollbook.records.rollouts import RolloutSummary, Status
 
@@ -45,9 +46,16 @@ class ExactMean:
         return self._sum / (self.count << _SHIFT) if self.count else 0.0
 
     @property
-    def std(self) -> float:
+    def std(self) -> float | None:
+        """Of a sample (n - 1); None for fewer than 2."""
+        if self.count < 2:
+            return None
         spread = self.count * self._squares - self._sum * self._sum
-        return math.isqrt(spread) / (self.count << _SHIFT) if self.count else 0.0
+        return math.isqrt(spread * self.count // (self.count - 1)) / (self.count << _SHIFT)
+
+    @property
+    def std_error(self) -> float | None:
+        return std_error(self.std, self.count)
 
 
 def exact_mean(values: list[float]) -> float:
@@ -120,8 +128,10 @@ class _Scope:
         values |= {"rollouts/ok": self.ok, "rollouts/failed": self.failed}
         if self.reward.count:
             values["reward/total"] = self.reward.mean
-            values["reward/std"] = self.reward.std
             values["reward/min"], values["reward/max"] = self.reward.low, self.reward.high
+        for name, spread in (("std", self.reward.std), ("std_error", self.reward.std_error)):
+            if spread is not None:
+                values[f"reward/{name}"] = spread
         if self.ok > self.reward.count:
             values["reward/total:count"] = self.reward.count
         values |= {"total_episodes": self.ok, "total_turns": self.turns}

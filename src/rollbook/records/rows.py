@@ -38,7 +38,8 @@ class Row(NamedTuple):
 
     data: bytes
     path: Path
-    number: int  # of the line, or of the row of a Parquet file, from 1
+    number: int  # of the line, of the row of a Parquet file, or of the element of an array, from 1
+    unit: str = "line"  # or "element"
 
     def value(self) -> dict[str, Any]:
         try:
@@ -67,7 +68,7 @@ class Row(NamedTuple):
         return {name: orjson.Fragment(bytes(raw)) for name, raw in fields.items()}
 
     def error(self, why: str) -> BadLineError:
-        return BadLineError(self.path, self.number, why)
+        return BadLineError(self.path, self.number, why, self.unit)
 
     def _may_be_deep(self) -> bool:
         return self.data.count(b"{") + self.data.count(b"[") > _DEEPEST

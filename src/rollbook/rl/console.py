@@ -12,6 +12,7 @@ from datetime import timedelta
 from statistics import median
 from typing import Any
 
+from rollbook.records.numbers import mean_text
 from rollbook.records.printable import printable
 from rollbook.rl.groups import Group
 from rollbook.rl.live_line import LiveLine
@@ -27,16 +28,16 @@ _TEXT_WIDTH = 400  # characters of a message that are shown
 
 
 class Column:
-    def __init__(self, title: str, width: int, key: str, form: str) -> None:
-        self.title, self.width, self.key, self.form = title, width, key, form
+    def __init__(self, title: str, width: int, key: str, form: str, error_key: str = "") -> None:
+        """`error_key` is that of the standard error, where the value is a mean that has one."""
+        self.title, self.width, self.key, self.form, self.error_key = title, width, key, form, error_key
 
     def cell(self, values: Mapping[str, float]) -> str:
-        value = values.get(self.key)
-        return ("-" if value is None else format(value, self.form)).rjust(self.width)
+        return mean_text(values.get(self.key), values.get(self.error_key), self.form).rjust(self.width)
 
 
 _COLUMNS = (
-    Column("reward", 7, "env/all/reward/total", ".3f"),
+    Column("reward", 15, "env/all/reward/total", ".3f", "env/all/reward/std_error"),
     Column("mixed", 6, "env/all/by_group/frac_mixed", ".0%"),
     Column("kl v3", 9, "kl_sample_train_v3", ".2g"),
     Column("entropy", 8, "entropy", ".3f"),
@@ -86,7 +87,8 @@ class Console:
     def evaluation(self, name: str, before: int, values: Mapping[str, float], played: Played) -> None:
         reward = values.get(f"{name}/env/all/reward/total")
         ok, failed = (values.get(f"{name}/env/all/rollouts/{key}", 0) for key in ("ok", "failed"))
-        shown = "no reward" if reward is None else f"mean reward {reward:.3f}"
+        error = values.get(f"{name}/env/all/reward/std_error")
+        shown = "no reward" if reward is None else f"mean reward {mean_text(reward, error, '.3f')}"
         self.log(
             f"eval {name} before iteration {before}: {shown} over {ok:.0f} rollouts, {failed:.0f} failed"
         )

@@ -16,6 +16,7 @@ import numpy as np
 
 from rollbook.policies.chat_format import ChatFormat
 from rollbook.records import logtree
+from rollbook.records.rollout_stats import ExactMean
 from rollbook.rl.advantages import is_constant
 from rollbook.rl.groups import Group, cuts_of, select
 from rollbook.rl.limits import Limits
@@ -52,6 +53,7 @@ class EnvironmentPreview(msgspec.Struct):
     cut_episodes: float  # and of those that ran out of max_length or max_episode_tokens
     failed: int
     reward: float | None
+    reward_std_error: float | None
     prompt: str  # as the model sees it
     prompt_tokens: int
     group: list[RolloutPreview]
@@ -78,6 +80,7 @@ class Preview(msgspec.Struct):
     groups: int
     mixed: float
     reward: float | None
+    reward_std_error: float | None
     failed: int
     max_length: int  # tokens of a sequence, as set or as chosen
     slots: int  # sequences that are sampled at once
@@ -129,12 +132,14 @@ def preview(settings: RlSettings, log: Log) -> Preview:
         environments = [
             _environment(pool, plans, played.groups, policy.chat_format) for pool in tasks.training
         ]
+        rewards = _all_rewards(played.groups)
         limits = Limits.of(settings.sampler, longest_sequence(trainer.model))
         found = Preview(
             environments=[environment for environment in environments if environment is not None],
             groups=GROUPS,
             mixed=_share_of_mixed(played.groups),
-            reward=_mean_reward(played.groups),
+            reward=rewards.mean if rewards.count else None,
+            reward_std_error=rewards.std_error,
             failed=played.failed,
             max_length=limits.max_length,
             slots=settings.sampler.slots or 0,
@@ -187,6 +192,7 @@ def _environment(
     prompt = _first_prompt(first) or chat_format.prompt(plan.task.messages, plan.task.tools)
     rollouts = [episode for group in some for episode in group.episodes]
     cuts = [cuts_of(episode, pool.max_tokens) for episode in rollouts if episode is not None]
+    rewards = _all_rewards(some)
     return EnvironmentPreview(
         name=name,
         groups=len(some),
@@ -194,7 +200,8 @@ def _environment(
         cut_replies=sum(cut.reply for cut in cuts) / max(1, len(cuts)),
         cut_episodes=sum(cut.episode for cut in cuts) / max(1, len(cuts)),
         failed=len(rollouts) - len(cuts),
-        reward=_mean_reward(some),
+        reward=rewards.mean if rewards.count else None,
+        reward_std_error=rewards.std_error,
         prompt=chat_format.tokenizer.decode(prompt),
         prompt_tokens=len(prompt),
         group=_rollouts(first),
@@ -228,9 +235,12 @@ def _share_of_mixed(groups: Sequence[Group]) -> float:
     return sum(not is_constant(np.array(_rewards(group))) for group in groups) / len(groups)
 
 
-def _mean_reward(groups: Sequence[Group]) -> float | None:
-    rewards = [reward for group in groups for reward in _rewards(group)]
-    return sum(rewards) / len(rewards) if rewards else None
+def _all_rewards(groups: Sequence[Group]) -> ExactMean:
+    rewards = ExactMean()
+    for group in groups:
+        for reward in _rewards(group):
+            rewards.add(reward)
+    return rewards
 
 
 def _memory(settings: RlSettings, trainer: Trainer, cache: int, peak: int | None, free: int) -> MemoryPreview:

@@ -18,6 +18,7 @@ from rollbook.runs.random_state import seed_generators
 
 # How many tasks an environment that makes its own is asked for.
 GENERATED_TASKS = 4096
+_SHOWN = 5
 
 
 class TaskPool:
@@ -80,11 +81,11 @@ class TaskPool:
         return one_file or self.settings.label == other.settings.label
 
     def leave_out_doubles(self) -> int:
-        """Drop every task that an earlier one is equal to; returns how many."""
+        """Drop every task that an earlier one is equal to, by what they show; returns how many."""
         kept: list[int] = []
         seen: set[str] = set()
         for place in self._chosen:
-            if seen.isdisjoint(own := _names_of(self._task(place))):
+            if seen.isdisjoint(own := _names_of(self._task(place), with_id=False)):
                 kept.append(place)
                 seen |= own
         return self._keep(kept)
@@ -118,6 +119,7 @@ def read_pools(settings: RlSettings, log: Callable[[str], None]) -> Pools:
     seed_generators(settings.seed)  # which code of the user may ask
     pools = [_training_pool(settings, environment) for environment in settings.environments]
     held_out = {evaluation.name: _held_out_pool(settings, evaluation, pools) for evaluation in settings.evals}
+    _log_shared_ids([*pools, *held_out.values()], log)
     for name, other in held_out.items():
         if doubles := other.leave_out_doubles():
             log(f"eval {name}: {len(other)} tasks; {doubles} more are equal to one of them and left out")
@@ -132,11 +134,25 @@ def read_pools(settings: RlSettings, log: Callable[[str], None]) -> Pools:
     return Pools(pools, held_out)
 
 
+def _log_shared_ids(pools: Sequence[TaskPool], log: Callable[[str], None]) -> None:
+    """Tell of files in which one id is that of several tasks: those are drawn like any others."""
+    files = {rows.path: rows.sharing for pool in pools if (rows := pool.source.rows) is not None}
+    for path, sharing in files.items():
+        if sharing:
+            some = f"{', '.join(sharing[:_SHOWN])}{', ...' if len(sharing) > _SHOWN else ''}"
+            log(
+                f"{len(sharing)} tasks of {path} have the id of an earlier row that is another task; queries "
+                f"show them as {some}"
+            )
+
+
 def _described(pool: TaskPool, held: int) -> str:
     """How many tasks there are to train on, and why no other number."""
     text = f"environment {pool.settings.label}: {len(pool):,} tasks"
     if pool.source.rows is None and pool.settings.tasks is None:
         text += f" (it was asked for {GENERATED_TASKS:,}; `tasks` sets another number)"
+    for assumed in sorted(pool.source.rows.assumed) if pool.source.rows is not None else ():
+        text += f"; {assumed} (columns: {{prompt: NAME, answer: NAME}} names others)"
     return text + (f"; {held:,} more are held out for evals" if held else "")
 
 

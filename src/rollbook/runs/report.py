@@ -5,6 +5,7 @@ Sections are made one at a time from the lines just written, so memory does not 
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,6 +14,8 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 from rollbook.records import logtree
+from rollbook.records.numbers import mean_text
+from rollbook.records.rollout_stats import ExactMean
 from rollbook.runs.rollout_files import Place, RolloutReader
 
 _Row = dict[str, Any]
@@ -58,7 +61,9 @@ def group_sections(
 ) -> Iterator[logtree.Node]:
     """A section for each group that was begun, in order; `count` of them show their conversations."""
     means = [
-        (group_idx, mean_reward(summaries(reader, places))) for group_idx, places in _groups(reader, begun)
+        (group_idx, rewards.mean if rewards.count else None)
+        for group_idx, places in _groups(reader, begun)
+        for rewards in [_rewards(summaries(reader, places))]
     ]
     chosen = spread_over_rewards(means, count)
     for group_idx, places in _groups(reader, begun):
@@ -88,10 +93,14 @@ def summaries(reader: RolloutReader, places: Iterable[Place]) -> Iterator[_Line]
     return map(reader.summary, places)
 
 
-def mean_reward(lines: Iterable[_Line]) -> float | None:
-    rewards = [line["total_reward"] for line in lines if line["status"] == "ok"]
-    known = [reward for reward in rewards if reward is not None]
-    return sum(known) / len(known) if known else None
+def _rewards(lines: Iterable[_Line]) -> ExactMean:
+    """Those of the trajectories that ended well."""
+    rewards = ExactMean()
+    for line in lines:
+        reward = line["total_reward"] if line["status"] == "ok" else None
+        if reward is not None and math.isfinite(reward):
+            rewards.add(reward)
+    return rewards
 
 
 def spread_over_rewards(means: Iterable[tuple[int, float | None]], count: int) -> set[int]:
@@ -110,8 +119,9 @@ def spread_over_rewards(means: Iterable[tuple[int, float | None]], count: int) -
 
 def _title(group_idx: int, rows: list[_Line]) -> str:
     failed = sum(row["status"] != "ok" for row in rows)
-    mean = mean_reward(rows)
-    parts = [f"Group {group_idx}", "no reward" if mean is None else f"mean reward {mean:.3g}"]
+    rewards = _rewards(rows)
+    mean = mean_text(rewards.mean, rewards.std_error, ".3g")
+    parts = [f"Group {group_idx}", f"mean reward {mean}" if rewards.count else "no reward"]
     if failed:
         parts.append(f"{failed} failed")
     if task_id := _task_id(rows):

@@ -29,7 +29,8 @@ _SILENT_S = 60.0  # a collector writes every second
 _CLOCK_SLACK_S = 2.0
 _FLAT = 0.01  # a relative change below this is no trend
 # The first that a run has: the loss of a run that has rewards says little.
-_HEADLINES = ("env/all/reward/total", "reward", "loss", "train_mean_nll")
+_REWARD, _REWARD_ERROR = "env/all/reward/total", "env/all/reward/std_error"
+_HEADLINES = (_REWARD, "reward", "loss", "train_mean_nll")
 _DURATION = re.compile(r"(?:(\d+) days?, )?(\d+):(\d\d):(\d\d)")
 
 
@@ -50,6 +51,7 @@ class RunStatus(msgspec.Struct):
     eta_s: float | None = None
     headline: str | None = None  # which metric `value` is: the loss, or the reward
     value: float | None = None
+    std_error: float | None = None  # of `value`, where it is a mean that has one
     trend: str | None = None  # falling, rising, flat
     nonfinite: list[str] = []
     checkpoint: CheckpointStatus | None = None
@@ -135,6 +137,7 @@ def _from_progress(path: Path, status: RunStatus) -> None:
         status.percent = round(100 * progress.done / progress.expected, 2)
     if progress.reward_mean is not None:
         status.headline, status.value = "reward", progress.reward_mean
+        status.std_error = progress.reward_std_error
 
 
 def reason_collector_ended(progress: Progress, path: Path) -> str | None:
@@ -200,6 +203,9 @@ def _set_headline(status: RunStatus, rows: list[dict[str, Any]]) -> None:
     if not points:
         return
     status.headline, status.value = name, float(points[-1])
+    if name == _REWARD:
+        last = next(row for row in reversed(rows) if isinstance(row.get(name), int | float))
+        status.std_error = last.get(_REWARD_ERROR)
     recent = points[-_TREND_POINTS:]
     half = len(recent) // 2
     if half:

@@ -1,24 +1,32 @@
 """Rows of every common layout as one thing: a conversation, or a prompt with its completion.
 
-`messages` (with tools and reasoning), `prompt`/`completion`, alpaca and sharegpt. What a row is, its keys
-say; a row that is none of them is an error with file and line, never a skipped sample.
+`messages` (with tools and reasoning), `prompt`/`completion`, alpaca, sharegpt, and a prompt with an answer
+under the names that tasks have, too (envs/dataset_rows.py). What a row is, its keys say; a row that is none
+of them is an error with file and line, never a skipped sample.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from rollbook.data.llamafactory import read_call
+from rollbook.envs.dataset_rows import ANSWER, EXPECTED, read_dataset_row
 from rollbook.policies.chat_template import with_objects
-from rollbook.records.rows import Row, read_rows
+from rollbook.records.columns import USUAL, Columns
+from rollbook.records.identity import PROMPTS
+from rollbook.records.json_array import elements, is_array
+from rollbook.records.rows import COMPRESSED, Row, read_rows
 from rollbook.rollouts.types import Message
 from rollbook.runs.resolve import find_inputs
 from rollbook.sft.settings import DatasetSettings
 
+_QUESTION = "question with answer"
 _ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system",
     "observation": "tool", "tool": "tool", "function_call": "assistant",
@@ -32,29 +40,55 @@ class Conversation(msgspec.Struct, frozen=True):
     tools: list[dict[str, Any]] = []
     prompt: str | None = None
     completion: str | None = None
+    assumed: str | None = None  # what was taken for what, where the names do not say it
 
     @property
     def is_chat(self) -> bool:
         return self.completion is None
 
 
-def read_conversations(dataset: DatasetSettings) -> Iterator[tuple[Row, Conversation]]:
-    for path in find_inputs([dataset.path]).paths:
-        for row in read_rows(path):
-            yield row, conversation_of(row, dataset.format)
+def files_of(dataset: DatasetSettings) -> list[Path]:
+    """The files of a dataset: what a job of `rollbook data` reads, and a file that is one JSON array."""
+    path = Path(dataset.path).expanduser()
+    if path.is_file() and path.suffix == ".json":
+        return [path]
+    return find_inputs([dataset.path]).paths
 
 
-def conversation_of(row: Row, layout: str = "auto") -> Conversation:
+def read_conversations(
+    dataset: DatasetSettings, log: Callable[[str], None] = lambda _: None
+) -> Iterator[tuple[Row, Conversation]]:
+    """`log` is told once per file what was taken for prompt and answer, where the names do not say it."""
+    for path in files_of(dataset):
+        told: set[str] = set()
+        for row in _rows_of(path):
+            conversation = conversation_of(row, dataset.format, dataset.names)
+            if (assumed := conversation.assumed) and assumed not in told:
+                told.add(assumed)
+                log(f"{path}: {assumed} (columns.prompt=NAME and columns.answer=NAME name others)")
+            yield row, conversation
+
+
+def _rows_of(path: Path) -> Iterator[Row]:
+    if path.suffix in (*COMPRESSED, ".parquet") or not is_array(path):
+        return read_rows(path)
+    return (Row(element.line, path, element.number, "element") for element in elements(path))
+
+
+def conversation_of(row: Row, layout: str = "auto", columns: Columns = USUAL) -> Conversation:
     value = row.value()
     if row.path.suffix == ".parquet":
         value = _without_filling(value)
-    if layout == "auto":
+    if columns != USUAL:
+        layout = _QUESTION
+    elif layout == "auto":
         layout = _layout_of(value)
-    reader = _READERS.get(layout)
+    reader = _READERS.get(layout) if layout != _QUESTION else partial(_from_question, columns=columns)
     if reader is None:
         raise row.error(
-            f"has none of messages, prompt with completion, instruction with output, conversations "
-            f"(its keys: {', '.join(value) or 'none'})"
+            f"has none of messages, prompt with completion, instruction with output, conversations, question "
+            f"with answer (its keys: {', '.join(value) or 'none'}); columns.prompt=NAME columns.answer=NAME "
+            "name others"
         )
     try:
         made = reader(value)
@@ -86,6 +120,8 @@ def _layout_of(value: Mapping[str, Any]) -> str:
         return "prompt_completion"
     if "instruction" in value and "output" in value:
         return "alpaca"
+    if ANSWER in value and any(name in value for name in PROMPTS):
+        return _QUESTION
     return ""
 
 
@@ -101,6 +137,25 @@ def _from_prompt(value: Mapping[str, Any]) -> Conversation:
     if isinstance(prompt, str) and isinstance(completion, str):
         return Conversation(prompt=prompt, completion=completion)
     return _from_messages({"messages": [*prompt, *completion], "tools": value.get("tools")})
+
+
+def _from_question(value: Mapping[str, Any], columns: Columns) -> Conversation:
+    """A prompt, and the answer as the reply to it."""
+    if columns.answer is None and ANSWER in value:
+        columns = msgspec.structs.replace(columns, answer=ANSWER)
+    found = read_dataset_row(value, columns)
+    messages = [dict(message) for message in found.messages]
+    tools = _tools({"tools": found.tools})
+    if columns.answer is None and found.reply is not None:
+        assumed = f"took {found.prompt_from} for the messages"
+        return Conversation(messages=with_objects([*messages, found.reply]), tools=tools, assumed=assumed)
+    if found.answer_from is not None:
+        answer = found.row[EXPECTED]
+        if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+            raise TypeError(f"{found.answer_from} is a {type(answer).__name__}, not text")
+        messages.append({"role": "assistant", "content": str(answer)})
+    assumed = f"took {found.prompt_from} for the prompt and {found.answer_from} for the reply"
+    return Conversation(messages=messages, tools=tools, assumed=assumed)
 
 
 def _from_alpaca(value: Mapping[str, Any]) -> Conversation:

@@ -12,8 +12,8 @@ from rollbook.records.layout import RunFiles
 from rollbook.records.locks import FileLock
 from rollbook.runs.jobs.job import Job
 from rollbook.runs.launch import Launch
-from rollbook.runs.resolve import find_inputs
 from rollbook.runs.saved_models import newest_model
+from rollbook.sft.conversations import files_of
 from rollbook.sft.lf_data import write_lf_data
 from rollbook.sft.llamafactory import check_supported, llamafactory_job
 from rollbook.sft.places import checkpoint_to_resume, refuse_occupied
@@ -45,11 +45,7 @@ def plan_start(settings: SftSettings, artifacts: Path, *, resume: bool, overwrit
     if resume and overwrite:
         raise UsageError("--resume continues a run and --overwrite starts over; choose one")
     directory = settings.output_dir(artifacts)
-    data = [
-        path
-        for dataset in (*settings.data.train, *settings.data.eval)
-        for path in find_inputs([dataset.path]).paths
-    ]
+    data = [path for dataset in (*settings.data.train, *settings.data.eval) for path in files_of(dataset)]
     if settings.engine == "llamafactory":
         check_supported(settings)
     refuse_occupied(directory, resume=resume, overwrite=overwrite)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from rollbook.errors import UsageError
+from rollbook.records.columns import USUAL, Columns
 from rollbook.records.token_settings import TrainerSettings, with_token_export
 from rollbook.runs.divergence import MOST, MaxNonfiniteSteps
 from rollbook.runs.settings import merge, parse_words, read_yaml, typed
@@ -30,7 +31,13 @@ BelowOne = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 class DatasetSettings(msgspec.Struct, kw_only=True):
     path: str
     weight: Amount = 1.0  # how often an epoch goes through it; 0.5 is half of it, 2 is twice
+    # Names of the prompt and the answer, where they are no usual ones. Unset, it is in no config.json.
+    columns: Columns | msgspec.UnsetType = msgspec.UNSET
     format: Literal["auto", "messages", "prompt_completion", "alpaca", "sharegpt"] = "auto"
+
+    @property
+    def names(self) -> Columns:
+        return USUAL if self.columns is msgspec.UNSET else self.columns
 
 
 class DataSettings(msgspec.Struct, kw_only=True):
@@ -103,6 +110,7 @@ class SftSettings(msgspec.Struct, kw_only=True):
     llamafactory: LlamaFactorySettings = msgspec.field(default_factory=LlamaFactorySettings)
     processes: Count = 1  # started by torchrun when there are several
     trackers: Any = None
+    columns: Columns = USUAL  # of all datasets that have none of their own
     trainer: TrainerSettings = TrainerSettings()  # the token export is here
 
     @property
@@ -126,7 +134,7 @@ def load_settings(config: Path, overrides: Sequence[str] = ()) -> SftSettings:
             values[section][key] = "on" if switch else "off"
     for place in ("train", "eval"):
         if place in values["data"]:
-            values["data"][place] = _datasets(values["data"][place])
+            values["data"][place] = _datasets(values["data"][place], values.get("columns"))
     settings = typed(values, SftSettings)
     _check(settings)
     return settings
@@ -149,11 +157,14 @@ def _inputs(values: dict[str, Any], config: Path) -> dict[str, Any]:
     return {**given, **top}
 
 
-def _datasets(value: Any) -> Any:
-    """A file, or a list of files and of mappings."""
-    if not isinstance(value, list):
-        return [{"path": value}] if isinstance(value, str) else value
-    return [{"path": entry} if isinstance(entry, str) else entry for entry in value]
+def _datasets(value: Any, columns: Any) -> Any:
+    """A file, or a list of files and of mappings; `columns` are of those that have none of their own."""
+    if not isinstance(value, list | str):
+        return value
+    entries = [{"path": value}] if isinstance(value, str) else value
+    listed = [{"path": entry} if isinstance(entry, str) else entry for entry in entries]
+    own = {} if columns is None else {"columns": columns}
+    return [{**own, **entry} if isinstance(entry, Mapping) else entry for entry in listed]
 
 
 def _check(settings: SftSettings) -> None:

@@ -20,10 +20,10 @@ import orjson
 from rollbook.errors import UsageError
 from rollbook.policies.chat_format import ChatFormat
 from rollbook.policies.chat_template import TemplateError
+from rollbook.records.columns import USUAL
 from rollbook.records.complete import is_complete, make_once, read_mark
 from rollbook.records.run_inputs import RunInput, file_input
-from rollbook.runs.resolve import find_inputs
-from rollbook.sft.conversations import read_conversations
+from rollbook.sft.conversations import files_of, read_conversations
 from rollbook.sft.settings import DatasetSettings, DataSettings
 from rollbook.train.batch import Example, RowKey
 from rollbook.version import __version__
@@ -143,7 +143,7 @@ def tokenise(
     log: Callable[[str], None] = lambda _: None,
 ) -> TokenStore:
     """The store of a dataset, made unless it is there. Of several that want it one makes it, others wait."""
-    files = find_inputs([dataset.path]).paths
+    files = files_of(dataset)
     sources = [file_input("data", path) for path in files]
 
     def make(directory: Path) -> None:
@@ -167,14 +167,14 @@ def _write_store(
     log: Callable[[str], None],
 ) -> None:
     report, dropped_before, last_report = TokenReport(), chat.dropped, time.monotonic()
-    places = {path: place for place, path in enumerate(find_inputs([dataset.path]).paths)}
+    places = {path: place for place, path in enumerate(files_of(dataset))}
     with (
         (directory / "tokens.bin").open("wb") as tokens,
         (directory / "trained.bin").open("wb") as trained,
         (directory / "ends.bin").open("wb") as ends,
         (directory / ROWS).open("wb") as rows,
     ):
-        for row, conversation in read_conversations(dataset):
+        for row, conversation in read_conversations(dataset, log):
             report.rows += 1
             if time.monotonic() - last_report > _PROGRESS_S:
                 last_report = time.monotonic()
@@ -217,4 +217,6 @@ def _key(sources: Sequence[RunInput], dataset: DatasetSettings, chat: ChatFormat
     content.update(orjson.dumps(how))
     content.update(chat.tokenizer.backend_tokenizer.to_str().encode())
     content.update(dataset.format.encode())
+    if dataset.names != USUAL:
+        content.update(msgspec.json.encode(dataset.names))
     return content.hexdigest()[:24]

@@ -224,12 +224,20 @@ def pairs(
         Literal["trl", "llamafactory"], typer.Option("--format", help="trl or llamafactory")
     ] = "trl",
     keep_truncated: KeepTruncated = False,
+    allow_different_graders: Annotated[
+        bool,
+        typer.Option(
+            "--allow-different-graders",
+            help="also answers that different graders graded, as the manifests of the inputs say",
+        ),
+    ] = False,
 ) -> Call:
     """A better and a worse answer to the same prompt, for DPO and similar methods."""
     from rollbook.data.pairs import pairs
 
     options: dict[str, Any] = {"min_gap": min_gap, "per_task": per_task, "as_format": as_format}
-    return partial(pairs, inputs, output, **options, keep_truncated=keep_truncated)
+    options |= {"keep_truncated": keep_truncated, "allow_different_graders": allow_different_graders}
+    return partial(pairs, inputs, output, **options)
 
 
 @verb("rl")

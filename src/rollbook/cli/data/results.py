@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rollbook.cli.common import number
+from rollbook.records.numbers import mean_text
 
 if TYPE_CHECKING:
     from rollbook.data.stats import DataStats, Histogram
@@ -35,9 +36,18 @@ _PAIRLESS = (
 )
 
 
-def warn_of_nothing(manifest: DataManifest) -> None:
-    if manifest.output is None or manifest.rows_out:
-        return
+def warn(manifest: DataManifest) -> None:
+    """On stderr: of rewards that do not compare, and of an output without rows."""
+    from rollbook.cli.output import printable
+    from rollbook.data.mixed_graders import warning_of
+
+    if (mixed := warning_of(manifest.details)) is not None:
+        print(f"warning: {printable(mixed)}", file=sys.stderr)
+    if manifest.output is not None and not manifest.rows_out:
+        _warn_of_nothing(manifest)
+
+
+def _warn_of_nothing(manifest: DataManifest) -> None:
     counts, rows = manifest.counts, manifest.rows_in
     hints = [text for name, text in _PAIRLESS if counts.get(name) == 0]
     hints += [text for name, text in _DROPPED_ALL.items() if counts.get(name)]
@@ -107,7 +117,9 @@ def of_dedup(manifest: DataManifest) -> list[str]:
 
 
 def of_pairs(manifest: DataManifest) -> list[str]:
-    mean, least, most = (number(manifest.details[f"gap_{name}"]) for name in ("mean", "min", "max"))
+    details = manifest.details
+    mean = mean_text(details["gap_mean"], details["gap_std_error"])
+    least, most = (number(details[f"gap_{name}"]) for name in ("min", "max"))
     return [f"  gap in reward: mean {mean}, {least} to {most}"]
 
 
@@ -120,7 +132,8 @@ def of_profile(manifest: DataManifest) -> list[str]:
     if details.get("tasks_without_rollouts"):
         lines.append(f"  {details['tasks_without_rollouts']} more were planned and have no rollout here")
     for k, estimate in details["pass_at_k"].items():
-        lines.append(f"  pass@{k:<4} {number(estimate['mean'])} over {estimate['tasks']} tasks")
+        shown = mean_text(estimate["mean"], estimate["std_error"])
+        lines.append(f"  pass@{k:<4} {shown} over {estimate['tasks']} tasks")
     most = max(details["pass_rate_histogram"]) or 1
     for place, count in enumerate(details["pass_rate_histogram"]):
         bar = "#" * round(40 * count / most)
@@ -131,9 +144,11 @@ def of_profile(manifest: DataManifest) -> list[str]:
 
 def of_reverify(manifest: DataManifest) -> list[str]:
     details = manifest.details
-    mean = f"{number(details['mean_before'])} -> {number(details['mean_after'])}"
+    mean, later = (
+        mean_text(details[f"mean_{when}"], details[f"std_error_{when}"]) for when in ("before", "after")
+    )
     lines = [
-        f"  mean reward {mean} over {details['compared']} rows",
+        f"  mean reward {mean} -> {later} over {details['compared']} rows",
         f"  {'unchanged':<14} {details['unchanged']:>8}",
         f"  {'raised':<14} {details['raised']:>8}   of them now pass {details['now_pass']}",
         f"  {'lowered':<14} {details['lowered']:>8}   of them now fail {details['now_fail']}",
@@ -180,7 +195,7 @@ def _counts(counts: dict[str, int]) -> str:
 
 def _table(found: DataStats) -> list[str]:
     names = next((list(one.quantiles) for one in found.fields if one.quantiles), [])
-    cells = [["field", "ok", "missing", "not a number", "mean", "std", "min", *names, "max"]]
+    cells = [["field", "ok", "missing", "not a number", "mean", "std error", "std", "min", *names, "max"]]
     for one in found.fields:
         quantiles = [number(one.quantiles.get(name)) for name in names]
         counts = [str(one.ok), str(one.missing), str(one.not_a_number)]
@@ -189,6 +204,7 @@ def _table(found: DataStats) -> list[str]:
                 one.field,
                 *counts,
                 number(one.mean),
+                number(one.std_error),
                 number(one.std),
                 number(one.min),
                 *quantiles,

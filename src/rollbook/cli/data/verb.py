@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from rollbook.cli.common import AsJson, print_json
-from rollbook.cli.data.results import summary, warn_of_nothing
+from rollbook.cli.data.results import summary, warn
 
 Call = Callable[..., Any]  # takes `progress`, and `overwrite` where there is an output
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace an output that is there")]
@@ -36,7 +36,7 @@ def verb(
             with byte_progress(label, quiet=as_json) as progress:
                 made = call(progress=progress, **given)
             if has_output:
-                warn_of_nothing(made)
+                warn(made)
             if as_json:
                 print_json(made)
             else:

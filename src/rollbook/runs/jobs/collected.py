@@ -29,8 +29,9 @@ def set_collection_outcome(end: RunEnd, progress: Progress | None) -> None:
 
     if progress is None:
         return
-    reward = {} if progress.reward_mean is None else {"reward_mean": progress.reward_mean}
-    end.metrics = {**reward, **progress.coverage}
+    reward = {"reward_mean": progress.reward_mean, "reward_std_error": progress.reward_std_error}
+    known = {name: value for name, value in reward.items() if value is not None}
+    end.metrics = {**known, **progress.coverage}
     missing = f"{progress.missing} of {progress.expected} rollouts are missing"
     if progress.status == "completed" and end.exit_code == 0:
         end.status, end.reason, end.signal, end.error = Status.COMPLETED, None, None, None

@@ -118,8 +118,10 @@ def test_what_it_says_to_type_next_works(printed: str, home: Path, files: DemoFi
     given["environments"][0]["tasks"] = str(home / given["environments"][0]["tasks"])
     given["evals"][0]["tasks"] = str(home / given["evals"][0]["tasks"])
     other = home / "demo" / "run-2"
-    assert words == [f"log_path={other.relative_to(home)}", "loss.name=ppo"]
-    rollbook.rl(given, f"log_path={other}", "loss.name=ppo", "iterations=1", log=lambda _: None)
+    assert words == [f"log_path={other.relative_to(home)}", "loss.name=ppo", "minibatches=2"]
+    rollbook.rl(
+        given, f"log_path={other}", "loss.name=ppo", "minibatches=2", "iterations=1", log=lambda _: None
+    )
     compared = typed(home, *compare)
     assert "loss.name: 'importance_sampling' -> 'ppo'" in compared.stdout, compared.stderr
 

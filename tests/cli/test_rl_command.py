@@ -54,9 +54,17 @@ def test_an_error_of_the_run_is_said_once_and_its_end_is_named(setup: Path, tmp_
     assert failed.stderr.splitlines()[-1] == "rollbook: run failed: exit code 2"
 
 
+def test_a_run_that_an_alert_has_stopped_says_how_to_go_on(setup: Path, tmp_path: Path) -> None:
+    write_config(setup, tmp_path, on_alert="stop")
+    assert rollbook(tmp_path, "rl", "config.yaml", "--overwrite").returncode != 0
+    assert "to resume: rollbook rl config.yaml --resume\n" in rollbook(tmp_path, "status").stdout
+
+
 def test_a_complete_run_hands_its_result_over_again_and_starts_nothing(setup: Path, tmp_path: Path) -> None:
     config = write_config(setup, tmp_path, iterations=2)
-    assert rollbook(tmp_path, "rl", "config.yaml").returncode == 0
+    first = rollbook(tmp_path, "rl", "config.yaml", "--resume")
+    assert first.returncode == 0
+    assert f"{tmp_path / 'run'} has no checkpoint to resume: starting from the beginning" in first.stdout
     config.write_text(json.dumps(config_of(setup, tmp_path / "run", iterations=2)))  # as before the handoff
     resumed = rollbook(tmp_path, "rl", "config.yaml", "--resume")
     assert resumed.returncode == 0, resumed.stderr
@@ -67,4 +75,4 @@ def test_a_complete_run_hands_its_result_over_again_and_starts_nothing(setup: Pa
     runs = json.loads(rollbook(tmp_path, "history", "--json").stdout)
     assert [run["checkpoint"]["step"] for run in runs] == [2]
     typed = json.loads(RunFiles(tmp_path / "run").run.read_text())["command"]
-    assert typed == ["rollbook", "rl", "config.yaml"]  # and not the process that trains
+    assert typed == ["rollbook", "rl", "config.yaml", "--resume"]  # and not the process that trains

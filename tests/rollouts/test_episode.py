@@ -262,7 +262,16 @@ def _raise_wordless(*arguments: Any) -> Any:
         ({"step": _leak}, "CancelledError: broken here"),
         ({"step": _raise_wordless}, "_Wordless: its text failed with ValueError"),
         ({"start": lambda self, task: None}, "must return an Opening, not NoneType"),
-        ({"step": lambda self, message: Feedback(messages=None)}, "'NoneType' object is not iterable"),
+        (
+            {"step": lambda self, message: Feedback(messages=None)},
+            "gave the messages None; they must be a list",
+        ),
+        (
+            {"step": lambda self, message: Feedback(messages=["go on"])},
+            r"gave the messages \['go on'\]; they",
+        ),
+        ({"step": lambda self, message: Feedback(messages={"role": "user"})}, "gave the messages {'role'"),
+        ({"start": lambda self, task: Opening(messages="begin")}, "gave the messages 'begin'; they must be"),
         ({"step": lambda self, message: 1.0}, "must return a Feedback, not float"),
         ({"step": lambda self, message: Feedback(reward=float("nan"))}, "the reward nan"),
         ({"step": lambda self, message: Feedback(reward=None)}, "the reward None"),

@@ -146,7 +146,7 @@ def next_commands(files: DemoFiles) -> list[list[str]]:
     artifacts = ["--artifacts", str(files.artifacts)]
     return [
         ["query", wrong, str(files.run)],
-        ["rl", str(files.rl), f"log_path={other}", "loss.name=ppo", *artifacts],
+        ["rl", str(files.rl), f"log_path={other}", "loss.name=ppo", "minibatches=2", *artifacts],
         ["diff", str(files.run), other],
     ]
 

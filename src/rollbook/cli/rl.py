@@ -55,6 +55,9 @@ def rl(
         say_complete(complete_text(settings), settings.run_name, directory, artifacts, config, as_json)
         return
     launch = launch_of(start, artifacts, config, resume=resume, overwrite=overwrite)
+    if launch.config is None:
+        what = "the result is handed over by a YAML file only; `rollbook promote` can name one"
+        print(f"rollbook: {config}: {what}", file=sys.stderr)
     run_job(launch.job(), detach=detach, as_json=as_json, on_stop="it saves first; --resume continues")
 
 

@@ -141,11 +141,11 @@ def _report(record: RunRecord, ledger: Ledger, artifacts: Path) -> dict[str, Any
         "checkpoint": record.checkpoint,
         "metrics": record.metrics,
         "handoff": record.extra.get("handoff"),
-        "next": _next(record, state, artifacts),
+        "next": _next(record, state, artifacts, directory),
     }
 
 
-def _next(record: RunRecord, state: RunStatus | None, artifacts: Path) -> str:
+def _next(record: RunRecord, state: RunStatus | None, artifacts: Path, directory: Path | None) -> str:
     flag = "" if artifacts == ARTIFACTS else f" --artifacts {shlex.quote(str(artifacts))}"
     if record.is_running and not record.log:
         return f"rollbook status --watch{flag} {record.id}   or   rollbook stop{flag} {record.id}"
@@ -155,13 +155,31 @@ def _next(record: RunRecord, state: RunStatus | None, artifacts: Path) -> str:
         return f"rollbook history show{flag} {record.id}"
     from rollbook.cli.collection_status import resume_command
 
-    if again := resume_command(record):
+    if again := resume_command(record) or _resumed_training(record, directory):
         logs = f"rollbook logs{flag} -n 50 {record.id}   or   " if record.log else ""
         return f"{logs}to resume: {again}"
     saved = state.checkpoint if state else None
     if record.checkpoint or (saved is not None and saved.complete):
         return f"rollbook logs{flag} {record.id}   or publish what it has: rollbook promote{flag} {record.id}"
     return f"rollbook logs{flag} -n 50 {record.id}"
+
+
+def _resumed_training(record: RunRecord, directory: Path | None) -> str | None:
+    """What to type to go on with a run of `sft` or `rl`: what was typed, with --resume."""
+    from rollbook.errors import RollbookError
+    from rollbook.records.layout import RunFiles
+    from rollbook.records.run_info import read_run_info
+
+    if record.kind not in ("sft", "rl") or directory is None:
+        return None
+    try:
+        typed = read_run_info(RunFiles(directory).run).command or []
+    except (OSError, RollbookError):
+        return None
+    if typed[:2] != ["rollbook", record.kind]:
+        return None
+    others = [word for word in typed if word not in ("--resume", "--overwrite", "--detach", "--json")]
+    return shlex.join([*others, "--resume"])
 
 
 def _lines(report: dict[str, Any]) -> list[str]:

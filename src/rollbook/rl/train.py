@@ -265,6 +265,8 @@ def train(settings: RlSettings, *, resume: bool | str = False, log: Log = print)
         start = start._replace(**processes.share(_chosen(start)))
         for text in start.resume.passed_over if isinstance(start.resume, Choice) else ():
             log(text)
+        if resume is True and start.checkpoint is None:
+            log(f"{settings.log_path} has no checkpoint to resume: starting from the beginning")
         if start.is_complete:
             log(complete_text(settings))
             return result_of(settings)

@@ -102,8 +102,9 @@ class _Game:
 
     async def _play(self) -> Episode:
         opening: Opening = await self._call(self._environment.start, self._task, returns=Opening)
-        episode = self._episode = Episode(prompt=list(opening.messages), tools=list(opening.tools))
-        self._messages = list(opening.messages)
+        prompt = self._given(opening.messages)
+        episode = self._episode = Episode(prompt=prompt, tools=list(opening.tools))
+        self._messages = list(prompt)
         for number in range(self._max_turns):
             completion = self._task.reply if number == 0 else None
             if completion is None:
@@ -121,7 +122,7 @@ class _Game:
             feedback = await self._feedback(completion, number)
             turn.metrics = {**completion.metrics, **feedback.metrics}
             turn.logs = feedback.logs
-            turn.messages += feedback.messages
+            turn.messages += self._given(feedback.messages)
             self._messages += turn.messages
             turn.reward = self._number(feedback.reward)
             self._number(episode.reward)
@@ -190,6 +191,14 @@ class _Game:
         environment = self._environment
         kind = type(environment) if getattr(function, "__self__", None) is environment else None
         return await call(function, *arguments, returns=returns, timeout_s=self._call_timeout_s, kind=kind)
+
+    def _given(self, messages: Any) -> list[Message]:
+        """The messages of an environment, which may have given anything."""
+        if isinstance(messages, list | tuple) and all(isinstance(message, dict) for message in messages):
+            return list(messages)
+        expected = "a list of messages, each like {'role': 'user', 'content': '...'}"
+        why = f"{self._called} gave the messages {messages!r:.100}; they must be {expected}"
+        raise RolloutFailure(FailureKind.ENVIRONMENT, why)
 
     def _number(self, reward: Any) -> float:
         """A reward that can be summed and averaged; a torch scalar is one, a NaN is not."""

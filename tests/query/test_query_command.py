@@ -71,7 +71,8 @@ def test_formats(sample_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     query("select run, run, metrics, tags, 'NaN'::double as odd from rollouts limit 1", sample_run, "--json")
     (row,) = json.loads(capsys.readouterr().out)
     assert list(row) == ["run", "run_1", "metrics", "tags", "odd"]
-    assert (row["metrics"], row["tags"], row["odd"]) == ({}, ["mental"], None)
+    assert row["metrics"] == {"correct": 0.0, "format_parse": 0.0}  # those of its turns
+    assert (row["tags"], row["odd"]) == (["mental"], None)
     query("select 1 where false", sample_run, "--json")
     assert json.loads(capsys.readouterr().out) == []
 

@@ -29,7 +29,8 @@ _LINE_EVERY_S = 10.0
 _SETTINGS = """Settings, as key=value or in a YAML file:
 
 agent_name, agents, input_jsonl_fpath (without it, the environment makes its own tasks), output_jsonl_fpath, \
-limit, num_repeats, num_repeats_add_seed, seed, responses_create_params.KEY (temperature and the like).
+limit, num_repeats, num_repeats_add_seed, seed, responses_create_params.KEY (temperature and the like); \
+columns.prompt, columns.answer and the like name the columns of an ordinary dataset.
 
 How fast: num_samples_in_parallel (128), adaptive, requests_per_minute, tokens_per_minute, workers, engine \
 (local or ray), ray_address. When to stop: stop_after, drain_for (10m), rollout_timeout_s, call_timeout_s, \

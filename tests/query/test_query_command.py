@@ -68,10 +68,11 @@ def test_formats(sample_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     query(BY_ITERATION, sample_run, "--format", "csv")
     read = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [float(row["mean"]) for row in read] == [row["mean"] for row in rows]
-    query("select run, run, metrics, tags, 'NaN'::double as odd from rollouts limit 1", sample_run, "--json")
+    first = "order by iteration, split, group_idx, traj_idx limit 1"
+    query(f"select run, run, metrics, tags, 'NaN'::double as odd from rollouts {first}", sample_run, "--json")
     (row,) = json.loads(capsys.readouterr().out)
     assert list(row) == ["run", "run_1", "metrics", "tags", "odd"]
-    assert row["metrics"] == {"correct": 0.0, "format_parse": 0.0}  # those of its turns
+    assert row["metrics"].keys() == {"correct", "format_parse"}  # those of its turns
     assert (row["tags"], row["odd"]) == (["mental"], None)
     query("select 1 where false", sample_run, "--json")
     assert json.loads(capsys.readouterr().out) == []

@@ -11,6 +11,7 @@ import re
 import socket
 import statistics
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ _SILENT_S = 60.0  # a collector writes every second
 _CLOCK_SLACK_S = 2.0
 _FLAT = 0.01  # a relative change below this is no trend
 _NOISE_ERRORS = 2  # nor is one of so many standard errors
+_LEAST_HALF = 4  # points that noise is told from
 # The first that a run has: the loss of a run that has rewards says little.
 _REWARD, _REWARD_ERROR = "env/all/reward/total", "env/all/reward/std_error"
 _HEADLINES = (_REWARD, "reward", "loss", "train_mean_nll")
@@ -219,7 +221,9 @@ def _trend(points: list[float]) -> str | None:
         return None
     before, after = points[:half], points[-half:]
     change = statistics.fmean(after) - statistics.fmean(before)
-    noise = math.sqrt(sum(statistics.pvariance(some) for some in (before, after)) / half)
+    noise = 0.0
+    if half >= _LEAST_HALF:  # from one point to the next there is hardly a trend, but all of the noise
+        noise = statistics.median(abs(one - other) for one, other in pairwise(points)) * math.sqrt(2 / half)
     if abs(change) < max(_FLAT * (abs(statistics.fmean(before)) or 1.0), _NOISE_ERRORS * noise):
         return "flat"
     return "rising" if change > 0 else "falling"

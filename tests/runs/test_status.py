@@ -46,17 +46,3 @@ def test_times_that_are_no_text_give_no_eta(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
     status = read_status(tmp_path)
     assert (status.step, status.percent, status.eta_s) == (3, 30.0, None)
-
-
-@pytest.mark.parametrize(
-    ("values", "trend"),
-    [
-        ([0.5, 0.8, 0.6, 0.86] * 2 + [0.7, 0.55, 0.8, 0.86], "flat"),  # noise alone
-        ([0.3, 0.4, 0.35, 0.5, 0.6, 0.7, 0.65, 0.8], "rising"),
-        ([3.0, 2.9, 3.1, 2.8, 2.0, 2.1, 1.9, 1.8], "falling"),
-        ([0.5], None),
-    ],
-)
-def test_noise_is_no_trend(values: list[float], trend: str | None, tmp_path: Path) -> None:
-    write_log(tmp_path, [row(step, loss=value) for step, value in enumerate(values, 1)])
-    assert read_status(tmp_path).trend == trend

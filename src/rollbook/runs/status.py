@@ -6,12 +6,9 @@ trainer's `trainer_log.jsonl`, a collection's `*_progress.json`. Only the end of
 
 from __future__ import annotations
 
-import math
 import re
 import socket
-import statistics
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +28,6 @@ _TREND_POINTS = 20
 _SILENT_S = 60.0  # a collector writes every second
 _CLOCK_SLACK_S = 2.0
 _FLAT = 0.01  # a relative change below this is no trend
-_NOISE_ERRORS = 2  # nor is one of so many standard errors
-_LEAST_HALF = 4  # points that noise is told from
 # The first that a run has: the loss of a run that has rewards says little.
 _REWARD, _REWARD_ERROR = "env/all/reward/total", "env/all/reward/std_error"
 _HEADLINES = (_REWARD, "reward", "loss", "train_mean_nll")
@@ -211,22 +206,12 @@ def _set_headline(status: RunStatus, rows: list[dict[str, Any]]) -> None:
     if name == _REWARD:
         last = next(row for row in reversed(rows) if isinstance(row.get(name), int | float))
         status.std_error = last.get(_REWARD_ERROR)
-    status.trend = _trend([point for point in points[-_TREND_POINTS:] if math.isfinite(point)])
-
-
-def _trend(points: list[float]) -> str | None:
-    """Where the second half of the points is, seen from the first, unless noise explains the difference."""
-    half = len(points) // 2
-    if not half:
-        return None
-    before, after = points[:half], points[-half:]
-    change = statistics.fmean(after) - statistics.fmean(before)
-    noise = 0.0
-    if half >= _LEAST_HALF:  # from one point to the next there is hardly a trend, but all of the noise
-        noise = statistics.median(abs(one - other) for one, other in pairwise(points)) * math.sqrt(2 / half)
-    if abs(change) < max(_FLAT * (abs(statistics.fmean(before)) or 1.0), _NOISE_ERRORS * noise):
-        return "flat"
-    return "rising" if change > 0 else "falling"
+    recent = points[-_TREND_POINTS:]
+    half = len(recent) // 2
+    if half:
+        before, after = sum(recent[:half]) / half, sum(recent[-half:]) / half
+        change = (after - before) / (abs(before) or 1.0)
+        status.trend = "flat" if abs(change) < _FLAT else ("rising" if change > 0 else "falling")
 
 
 def _eta(steps: list[tuple[int, dict[str, Any]]], total: int) -> float | None:

@@ -37,6 +37,8 @@ def field_text(path: FieldPath) -> str:
 
 def json_path(path: FieldPath) -> str:
     """The same field for DuckDB's JSON functions."""
+    if "*" in path:
+        raise UsageError("a key that is called * cannot be asked for: DuckDB takes it for any key")
     steps = (f"[{step}]" if isinstance(step, int) else f".{_escaped(step)}" for step in path)
     return "$" + "".join(steps)
 
